@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +65,8 @@ class ClusterOptions:
     cluster: Annotated[Path | None, typer.Option(
         help="Predict time, bytes and memory on the machines of this file (TOML or JSON), beside "
         "DistDGL. Keys: machines, trainers (per machine), cores, link_gbit, latency_us, memory_gb, "
-        "speed (of a core; 1: as measured), metis_cut, coefficients.")] = None
+        "speed (of a core; 1: as measured), metis_cut, coefficients, gpu (of each trainer: h100, … "
+        "or a table).")] = None
     model: Annotated[str | None, typer.Option(
         help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None
     train_nodes: Annotated[int | None, typer.Option(
@@ -152,7 +153,7 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
          beside: Mapping[str | Relation, int] | None = None) -> None:
     """Print a plan with its costs, and draw it into a file; `beside` as for
     :func:`~dgl_heta.planning.cost.predict`."""
-    from dgl_heta.planning.cost import predict, to_json
+    from dgl_heta.planning.cost import predict
 
     costs = predict(plan, work, beside)
     if svg:
@@ -160,7 +161,8 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
 
         save_svg(plan, costs, svg)
     if as_json:
-        print_json({**plan.to_json(), "prediction": to_json(work, costs)})
+        print_json({**plan.to_json(), "prediction": {
+            "workload": asdict(work), "partitions": [asdict(cost) for cost in costs]}})
         return
     from dgl_heta.report.plan_terminal import terminal
 
@@ -172,12 +174,13 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
 def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
               machines: ClusterOptions, settings: Settings, as_json: bool) -> None:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from dgl_heta.cli.requests import cutter_of, partition_request, targets_of
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
+    from dgl_heta.planning.gpu import REACHED, check
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
-    from dgl_heta.report.console_tables import show_estimates
+    from dgl_heta.report.console_tables import show_estimates, show_on_gpus
 
     own = opened.plan if not options.given().keys() - {"--parts"} else None
     hops = options.hops if options.hops is not None else (
@@ -191,7 +194,10 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         raise InputError(f"--parts is {options.parts}, but {machines.cluster} has "
                          f"{cluster.machines} machines, with a partition each; leave --parts out, "
                          "or say the same")
-    coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
+    if cluster.gpu is not None:
+        registry.get("cache policy", settings.cache.policy)
+        check(cluster.gpu, settings)
+    coefficients = Coefficients.load(cluster.coefficients)
     workload = work.workload(settings, hops)
     workload = replace(
         workload, model=model, fanouts=workload.fanouts_of(hops),
@@ -207,10 +213,14 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
             replication=options.replication or "full", workload=workload,
             cutter=cutter_of(options, registry)))
     counted, how = _counted(opened, chosen, workload, cluster, coefficients, options.seed or 0)
-    systems = estimate(chosen, workload, cluster, coefficients, counted)
+    systems = estimate(chosen, workload, cluster, coefficients, counted, settings)
+    gpu = None if cluster.gpu is None else {
+        "measured": False, **cluster.gpu.model_dump(), "reached": REACHED,
+        "kernel": settings.train.kernel, "cache": settings.cache.policy}
     if as_json:
         print_json({
-            "cluster": cluster.model_dump(), "training": asdict(workload), "method": method,
+            "cluster": cluster.model_dump(exclude={"gpu"}), **({"gpu": gpu} if gpu else {}),
+            "training": asdict(workload), "method": method,
             "coefficients": coefficients.model_dump(), "rows": how,
             "unmeasured": coefficients.unmeasured(chosen, cluster),
             "systems": [system.to_json() for system in systems]})
@@ -219,6 +229,8 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
         f"{systems[0].steps:,} steps per epoch, {model}, batch {workload.batch_size} per trainer, "
         f"hidden {workload.hidden}; {how}"), coefficients.unmeasured(chosen, cluster), out)
+    if gpu:
+        show_on_gpus(systems, gpu, out)
 
 
 def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,

@@ -9,7 +9,7 @@ link and rounds times latency. A step takes as long as its slowest machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from dgl_heta.planning import traffic
 from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
 from dgl_heta.planning.cost import below_last
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
+from dgl_heta.planning.gpu import GPUS, Gpu, forecast
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import (
@@ -30,7 +31,7 @@ from dgl_heta.planning.receptive_field import (
     field_of_one_process,
 )
 from dgl_heta.planning.workload import Workload
-from dgl_heta.settings import read_toml
+from dgl_heta.settings import Settings, read_toml
 
 SERIAL = ("step", "module", "exchange")
 """Units that more cores do not make faster."""
@@ -66,9 +67,9 @@ class Coefficients(_File):
         return [*beyond, *(["a plan without replication"] if plan.replication == "none" else [])]
 
     @classmethod
-    def load(cls, path: Path | None = None) -> Coefficients:
+    def load(cls, path: str | Path | None = None) -> Coefficients:
         """From a file of fit_cost.py; default: those that dgl-heta comes with."""
-        path = path or Path(__file__).with_name("coefficients.json")
+        path = Path(path or Path(__file__).with_name("coefficients.json"))
         read = _read(cls, read_json(path, "coefficients"), f"coefficients {path}")
         if set(read.seconds) != set(UNITS) or min(read.seconds.values()) < 0:
             raise InputError(f"coefficients {path}: 'seconds' must have a number, 0 or more, for "
@@ -83,7 +84,8 @@ class Cluster(_File):
 
     `speed` is that of a core, relative to the one that the coefficients were fitted on; a trainer
     has `cores / trainers` of them, and its work is taken to scale with them. `metis_cut` and
-    `coefficients`, a file of fit_cost.py, replace those that dgl-heta comes with.
+    `coefficients`, a file of fit_cost.py, replace those that dgl-heta comes with. Each trainer has
+    a `gpu`, in a file a name of :data:`~dgl_heta.planning.gpu.GPUS` or a table of the same figures.
     """
 
     machines: int = Field(ge=1, le=MOST_PARTS)
@@ -95,6 +97,7 @@ class Cluster(_File):
     speed: float = Field(1.0, ge=1e-3)
     metis_cut: float | None = Field(None, ge=0, le=1)
     coefficients: str | None = None
+    gpu: Gpu | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
@@ -106,10 +109,14 @@ class Cluster(_File):
             An unreadable file, an unknown or missing key, a value out of range.
         """
         path = Path(path)
-        if path.suffix == ".json":
-            data = read_json(path, "cluster")
-        else:
-            data = read_toml(path, "cluster")
+        data: Any = (read_json if path.suffix == ".json" else read_toml)(path, "cluster")
+        if isinstance(data, dict) and (gpu := data.get("gpu")) is not None:
+            figures = GPUS.get(gpu) if isinstance(gpu, str) else gpu
+            if not isinstance(figures, dict):
+                raise InputError(f"cluster {path}: gpu is {quoted(gpu)}; it must be one of "
+                                 f"{listing(GPUS)}, or a table of {listing(Gpu.model_fields)}"
+                                 + nearest(str(gpu), GPUS))
+            data["gpu"] = _read(Gpu, figures, f"cluster {path}: gpu")
         read = _read(cls, data, f"cluster {path}")
         if read.coefficients:
             read = read.model_copy(update={"coefficients": str(path.parent / read.coefficients)})
@@ -142,12 +149,16 @@ class Load:
     sent : cause → bytes that the machine sends.
     rounds : messages that wait for one another; an all-reduce goes around a ring twice.
     memory : bytes that the machine holds.
+    step, shared : rows of a trainer's step (None: DistDGL's, whose kernels on a GPU were not
+        counted), and types whose learnable rows other trainers use, too.
     """
 
     work: dict[str, float]
     sent: dict[str, float]
     rounds: float
     memory: float
+    step: ReceptiveField | None = None
+    shared: frozenset[str] = frozenset()
 
     def units(self, trainers: int) -> dict[str, float]:
         """All units of work of a trainer, in the order of :data:`UNITS`."""
@@ -156,7 +167,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A prediction for one system; `memory` and `seconds_*` of the machine that has most."""
+    """A prediction for one system; `memory` and `seconds_*` of the machine that has most; `gpu` of
+    the slowest, or one that its step does not fit (:func:`~dgl_heta.planning.gpu.forecast`)."""
 
     system: str
     steps: int
@@ -165,29 +177,32 @@ class Estimate:
     causes: dict[str, float]
     memory: float
     fits: bool | None
+    gpu: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds_per_epoch": self.seconds_per_step * self.steps,
+        own = {name: value for name, value in asdict(self).items() if name != "gpu" or value}
+        return {**own, "seconds_per_epoch": self.seconds_per_step * self.steps,
                 "bytes_per_epoch": self.bytes_per_step * self.steps}
 
 
 def estimate(plan: Plan, work: Workload, cluster: Cluster,
              coefficients: Coefficients | None = None,
-             counted: Mapping[str, Mapping[str, float]] | None = None) -> list[Estimate]:
+             counted: Mapping[str, Mapping[str, float]] | None = None,
+             settings: Settings | None = None) -> list[Estimate]:
     """Predict RAF over `plan`, learnable features exact and as replicas, and DistDGL.
 
     Parameters
     ----------
     counted : system → cause → bytes that a machine sends in a step for rows that were counted on
         the graph, with a trainer on each; they replace those that are expected.
+    settings : of steps on the cluster's GPUs.
 
     Raises
     ------
     InputError
         A plan for another number of machines.
     """
-    coefficients = coefficients or Coefficients.load(
-        Path(cluster.coefficients) if cluster.coefficients else None)
+    coefficients = coefficients or Coefficients.load(cluster.coefficients)
     cut = coefficients.metis_cut if cluster.metis_cut is None else cluster.metis_cut
     steps, seeds = work.epoch(plan.schema, plan.targets, cluster.machines * cluster.trainers)
     loads_of = {
@@ -199,7 +214,16 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
         loads_of[name] = [replace(load, sent={**load.sent, **{
             cause: size * cluster.trainers for cause, size in causes.items()
             if size or cause in load.sent}}) for load in loads_of[name]]
-    return [summary(name, loads, cluster, coefficients, steps) for name, loads in loads_of.items()]
+    cores = cluster.speed * cluster.cores / cluster.trainers
+    cpu = {unit: each / cores for unit, each in coefficients.seconds.items()}
+    on_gpu: dict[str, dict[str, Any]] = {name: max((
+        forecast(load, plan.schema, work, cluster.gpu, settings or Settings(), cpu,
+                 seconds(load, cluster, coefficients, ("exchange", "remote")))
+        for load in loads if cluster.gpu and load.step),
+        key=lambda one: (not one["fits"], one["seconds_per_step"]), default={})
+        for name, loads in loads_of.items()}
+    return [replace(summary(name, loads, cluster, coefficients, steps), gpu=on_gpu[name] or None)
+            for name, loads in loads_of.items()]
 
 
 def summary(system: str, loads: Sequence[Load], cluster: Cluster, coefficients: Coefficients,
@@ -216,11 +240,12 @@ def summary(system: str, loads: Sequence[Load], cluster: Cluster, coefficients: 
         None if cluster.memory_gb is None else memory <= cluster.memory_gb * 1e9)
 
 
-def seconds(load: Load, cluster: Cluster, coefficients: Coefficients) -> float:
-    """Seconds of a machine's step: its work, its link, latency."""
+def seconds(load: Load, cluster: Cluster, coefficients: Coefficients,
+            units: Container[str] = UNITS) -> float:
+    """Seconds of a machine's step: its work, of `units` alone, its link, latency."""
     cores = cluster.cores / cluster.trainers
     busy = sum(coefficients.seconds[unit] * amount / (1 if unit in SERIAL else cores)
-               for unit, amount in load.units(cluster.trainers).items())
+               for unit, amount in load.units(cluster.trainers).items() if unit in units)
     return busy / cluster.speed + network_seconds(load, cluster)
 
 
@@ -282,7 +307,9 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                     memory -= (traffic.owned_elsewhere(len(plan.users(ntype)))
                                * type_bytes(schema, [ntype], work)[1])
         loads.append(Load(step_units(schema, step, work, exchanges, work.model == "rgcn"),
-                          sent, rounds, memory))
+                          sent, rounds, memory, step, frozenset(
+                              t for t in step.inputs if not schema.feature_bytes.get(t)
+                              and learnable == "exact" and users[t] * cluster.trainers > 1)))
     return loads
 
 

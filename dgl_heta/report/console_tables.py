@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -43,6 +43,25 @@ def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what
         if off and {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
         <= set(off) else "not known"),
         style="dim", highlight=False)
+
+
+def show_on_gpus(systems: Sequence[Estimate], gpu: Mapping[str, Any], out: Console) -> None:
+    """Steps on GPUs; `gpu` says what they were forecast with."""
+    found = {one.system: one.gpu for one in systems if one.gpu}
+    rows = table(f"a step on a GPU of {gpu['memory_gb']:g} GB for each trainer", *found,
+                 title="On paper, not measured", right=[*found])
+    times = [{**one["stages"], "together": one["seconds_per_step"],
+              "together, sampled ahead": one["pipelined"]} for one in found.values()]
+    for stage in times[0]:
+        rows.add_row(stage, *(f"{1e3 * one[stage]:,.1f} ms" for one in times))
+    for key in ("batch", "cached", "cacheable"):
+        rows.add_row(key, *(human_bytes(round(one[key])) + (
+            " (too much)" if key == "batch" and not one["fits"] else "") for one in found.values()))
+    out.print(rows)
+    out.print("no GPU was measured: figures are a data sheet's, assumed (--json), or counted on a "
+              f"pretended GPU (train.kernel = {gpu['kernel']}, cache.policy = "
+              f"{escape(gpu['cache'])}); sample, exchange and half of down are of CPUs, as all of "
+              "the table above. DistDGL's kernels were not counted", style="dim", highlight=False)
 
 
 def show_comparison(comparison: Comparison, work: Workload, out: Console) -> None:

@@ -214,9 +214,11 @@ def settings(at: Path) -> None:
                                   "capacity_mb = 1.0\n[run]\nprove = 'off'\n")
     (at / "cluster.toml").write_text("machines = 2\ncores = 4\nlink_gbit = 10\nmemory_gb = 8.0\n"
                                      "trainers = 1\nlatency_us = 50.0\nspeed = 1.0\n"
-                                     "metis_cut = 0.2\n")
+                                     "metis_cut = 0.2\ngpu = 'h100'\n")
     (at / "cluster.json").write_text(json.dumps({
-        "machines": 2, "link_gbit": 10.0, "coefficients": "coefficients.json"}))
+        "machines": 2, "link_gbit": 10.0, "coefficients": "coefficients.json",
+        "gpu": {"memory_gb": 8.0, "memory_bandwidth": 300.0, "host_bandwidth": 8.0, "tflops": 10.0,
+                "bf16_tflops": 40.0, "launch_us": 5.0}}))
     (at / "coefficients.json").write_text(
         (Path(__file__).parents[3] / "dgl_heta/planning/coefficients.json").read_text())
     (at / "ip_config.txt").write_text("10.0.0.1 30050\n10.0.0.2\n")

@@ -1,0 +1,102 @@
+"""A training step on a GPU, on paper: none was measured (docs/measurements/cost-model.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.schema import Schema
+from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import Settings
+from dgl_heta.system.memory import DEFAULT_BYTES
+
+if TYPE_CHECKING:
+    from dgl_heta.planning.cluster_estimate import Load
+
+
+class Gpu(BaseModel):
+    """A GPU at most: GB of memory, GB/s of it and (one way) to the host, 10¹² operations
+    of dense products a second in float32 and in bfloat16 (default: the same). `launch_us`, what a
+    kernel costs the host, is an assumption."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    memory_gb: float = Field(gt=0, le=1e5)
+    memory_bandwidth: float = Field(ge=1, le=1e6)
+    host_bandwidth: float = Field(ge=0.1, le=1e5)
+    tflops: float = Field(ge=0.01, le=1e6)
+    bf16_tflops: float | None = Field(None, ge=0.01, le=1e6)
+    launch_us: float = Field(5.0, ge=0, le=1e5)
+
+
+GPUS = {name: dict(zip(Gpu.model_fields, figures)) for name, figures in {
+    "a100": (80.0, 2039.0, 32.0, 19.5, 312.0), "h100": (80.0, 3350.0, 64.0, 67.0, 989.0),
+    "h200": (141.0, 4800.0, 64.0, 67.0, 989.0), "l4": (24.0, 300.0, 32.0, 30.3, 121.0)}.items()}
+"""NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM and L4: without sparsity, float32
+without TF32 (PyTorch's default), to the host one way of PCIe x16 (Gen4, Gen5)."""
+REACHED = {"memory": 0.7, "host": 0.8, "products": 0.5}
+"""Shares of the bandwidths and of the peak that are reached: assumptions."""
+COUNTED = {
+    "fused": {"rgcn": (77.8, 21.8, 8.8, 7.1, 4.4, 1.1, 0.0, 1.3),
+              "rgat": (98.1, 78.3, 57.1, 18.3, 7.0, 7.1, 0.1, 1.5),
+              "hgt": (243.1, 103.5, 116.6, 16.4, 14.9, 11.2, 0.2, 1.8)},
+    "merged": {"rgcn": (232.5, 6.3, 9.2, 1.9, 6.3, 1.2, 0.0, 1.3),
+               "rgat": (215.0, 25.4, 58.5, 14.2, 9.2, 13.5, 0.0, 0.8),
+               "hgt": (588.6, 39.2, 120.9, 10.9, 18.6, 14.9, 0.0, 1.2)}}
+"""Kernel → model → what tests/support/gpu_coefficients.py counted: kernels, and kernels for each
+relation that is run; bytes that they read and write, by bytes of messages, of the rows at both ends
+of relations and of input rows; the same of bytes that a step holds."""
+
+
+def check(gpu: Gpu, settings: Settings) -> None:
+    """Refuse settings that use no GPU, do not fit on it, or were not counted."""
+    train, size = settings.train, settings.cache.capacity_mb or 0
+    for name, value, fits, right in (
+            ("train.device", train.device, train.device != "cpu", "cuda or auto"),
+            ("train.dtype", train.dtype, train.dtype == "float32", "float32"),
+            ("train.kernel", train.kernel, train.kernel in COUNTED, listing(COUNTED)),
+            ("cache.capacity_mb", size, size <= gpu.memory_gb * 1e3,
+             f"at most {gpu.memory_gb * 1e3:g}")):
+        if not fits:
+            raise InputError(f"{name} is {value}, with which no step on the cluster's gpu can be "
+                             f"forecast; it must be {right}, or leave gpu out")
+
+
+def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Settings,
+             cpu: Mapping[str, float], exchange: float) -> dict[str, Any]:
+    """Add up a trainer's step on its GPU, with the same share of each type's rows cached.
+
+    `cpu` has the seconds of a unit of work on its CPU cores; `exchange` is in seconds. Returns
+    seconds (`stages`, their sum, and `pipelined`, where batches are sampled ahead), the number of
+    `kernels`, and bytes on the GPU: `batch`, `cached` of `cacheable`, and whether that `fits`.
+    """
+    step, counted, row = load.step, COUNTED[settings.train.kernel][work.model], work.row_bytes
+    assert step is not None
+    width = {t: schema.feature_bytes.get(t, 0) for t in step.inputs}
+    tables = {t: schema.node_counts[t] * (width[t] or 3 * row) for t in {*width} - load.shared}
+    cacheable, room = sum(tables.values()), settings.cache.capacity_mb
+    cached = min(cacheable, 0 if settings.cache.policy == "none" else room * 1e6 if room is not None
+                 else min(DEFAULT_BYTES, gpu.memory_gb * 5e8))
+    read = {t: rows * (width[t] or row) for t, rows in step.inputs.items()}
+    missed = {t: n * (1 - cached / max(cacheable, 1) * (t in tables)) for t, n in read.items()}
+    fetched, trained = sum(missed.values()), sum(n for t, n in missed.items() if not width[t])
+    ends = row * sum(rows + layer.sources.get(r.src, 0) + step.own.get(r.src, 0)
+                     for layer in step.layers for r, rows in layer.rows.items())
+    moved, batch = (sum(map(mul, (load.work["message"], ends, sum(read.values())), counted[at:]))
+                    for at in (2, 5))
+    kernels, edges = counted[0] + counted[1] * load.work["module"], load.work["edge"]
+    mixed = gpu.bf16_tflops if settings.train.autocast == "bfloat16" else None
+    memory, host, peak = map(mul, REACHED.values(), (
+        gpu.memory_bandwidth * 1e9, gpu.host_bandwidth * 1e9, (mixed or gpu.tflops) * 1e12))
+    stages = {"sample": cpu["edge"] * edges + cpu["gathered"] * fetched,
+              "up": (fetched + 4 * edges) / host, "launch": kernels * gpu.launch_us * 1e-6,
+              "memory": moved / memory, "products": 3 * load.work["flop"] / peak,  # backward: 2
+              "down": trained / host + cpu["updated"] * trained, "exchange": exchange}
+    seconds = sum(stages.values())
+    return {"stages": stages, "seconds_per_step": seconds,
+            "pipelined": max(stages["sample"], seconds - stages["sample"]), "kernels": kernels,
+            "batch": batch, "cached": cached, "cacheable": cacheable,
+            "fits": bool(batch + cached <= gpu.memory_gb * 1e9)}
