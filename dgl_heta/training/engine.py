@@ -147,7 +147,7 @@ class Engine:
         self.rank, self.local_workers, self.device = workers.rank, workers.local, workers.device
         self.world, self.group, self._traffic = workers.world, workers.group, workers.traffic
         self._sampler, self._eval_sampler = samplers
-        self._source, self._wrapper = source, wrapper
+        self.source, self._wrapper = source, wrapper
         self.static, self.learnable = inputs.static, inputs.learnable
         self.precomputed, self.fits = inputs.precomputed, inputs.fits
         self._fetching = Fetching(self.static, self.precomputed, self.device)
@@ -168,7 +168,7 @@ class Engine:
     def ahead(self) -> dict[str, dict[str, float]] | None:
         """Of batches made ahead of time, per stage the seconds that it `worked` for them since the
         epoch began, and those that this worker `waited` for it; None if none are made ahead."""
-        return self.making.seconds if self._source.ahead else None
+        return self.making.seconds if self.source.ahead else None
 
     @property
     def sent(self) -> Counter[str]:
@@ -179,7 +179,7 @@ class Engine:
     def waited(self) -> float:
         """Seconds that it has waited for others, while nothing else was done."""
         training, sampling = self._traffic
-        return training.seconds + (0.0 if self._source.ahead else sampling.seconds)
+        return training.seconds + (0.0 if self.source.ahead else sampling.seconds)
 
     def reset_traffic(self) -> None:
         """Count from zero."""
@@ -222,7 +222,7 @@ class Engine:
         sampler = self._eval_sampler if evaluate else self._sampler
         batches = self.making.start(
             # Where sampling is a collective, batches are sampled in their order, by one thread.
-            self._source, len(steps), self.plan.exchanges_while_sampling,
+            self.source, len(steps), self.plan.exchanges_while_sampling,
             {"sample": lambda index: self._batch(sampler, steps[index], first + index),
              "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), _closed(batches):
@@ -383,7 +383,7 @@ class Engine:
         for stage, seconds in self.making.waited.items():
             self.seconds[stage] += seconds - before[stage]
         if batch is None:
-            raise HetaError(f"batch source '{self._source.name}' gave fewer batches than there "
+            raise HetaError(f"batch source '{self.source.name}' gave fewer batches than there "
                             "are steps; it must give one for each")
         return self._fetching.arrive(batch)
 

@@ -67,7 +67,8 @@ class Identity:
         sums = engine.store.manifest.to_json()["sha256"]
         content = [sums, plan, *sections.values()]
         own = {name: given for name, given in settings.plugins.items()
-               if name not in (settings.train.batches, *settings.run.loggers)}
+               if name not in (engine.source.name, settings.train.batches,
+                               *settings.run.loggers)}
         if own:
             content.append(own)
         return cls(_sum(sums), _sum(plan), {**sections, **{f"plugins.{name}": dict(given)

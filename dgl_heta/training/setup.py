@@ -20,7 +20,13 @@ from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.hooks.protocols import InputReader, InputsContext, ModelInputs, ModuleWrapper
+from dgl_heta.hooks.protocols import (
+    BatchSource,
+    InputReader,
+    InputsContext,
+    ModelInputs,
+    ModuleWrapper,
+)
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
@@ -28,6 +34,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seed_blocks import SeedBlocks
+from dgl_heta.sampling.sources import Auto
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
@@ -65,9 +72,15 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     task, spec, provider = check(store, plan, settings, plugins)
     wrapper: ModuleWrapper = plugins.get("module wrapper", train.wrapper)
     use_kernel(plugins.get("aggregation kernel", train.kernel))
-    source = plugins.get("batch source", train.batches)
+    source: BatchSource = plugins.get("batch source", train.batches)
     plan = with_trainers(wrapper.plan(plan), train.trainers)
     workers = join(plan, settings)
+    # Where workers agree on batches, a source that one machine lacks would keep the others waiting.
+    if source.name == Auto.name and workers.device.type == "cuda" and (
+            not plan.exchanges_while_sampling):
+        served = plugins.providers("batch source").values()
+        source = next((plugins.get("batch source", each.name) for each in served
+                       if each.value.serves_gpus), source)
     if wrapper.uneven_steps:
         if train.global_batch_size is not None:
             raise InputError(f"with train.wrapper = {train.wrapper} each worker takes steps of its "
@@ -77,7 +90,8 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
                      _precomputed(provider, plugins), scratch, trained)
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(workers.device, _dtype(settings))
-    samplers = _samplers(store, plan, settings, workers, task, inputs.precomputed, attends(model))
+    samplers = _samplers(store, plan, settings, workers, task, inputs.precomputed, attends(model),
+                         source)
     engine = Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
                     wrapper)
     if any(len(ranks) > 1 for ranks in plan.groups):
@@ -199,11 +213,12 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
 
 
 def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
-              task: TrainingTask, precomputed: InputReader | None, reads_remote: bool
-              ) -> tuple[Sampler, Sampler]:
+              task: TrainingTask, precomputed: InputReader | None, reads_remote: bool,
+              source: BatchSource) -> tuple[Sampler, Sampler]:
     """The samplers of training and of evaluation."""
     if precomputed is not None:
         blocks = SeedBlocks(precomputed.parts)
+        source.layers(blocks, workers.device)  # which may refuse it
         return blocks, blocks
     train, scope = settings.train, SamplingScope.of(plan, workers.rank)
 
@@ -214,7 +229,10 @@ def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
                                delivery(store, workers.sampling), reads_remote)
 
     training = sampler(train.fanouts)
-    return training, training if train.eval_fanouts is None else sampler(train.eval_fanouts)
+    evaluation = training if train.eval_fanouts is None else sampler(train.eval_fanouts)
+    layers = source.layers(training, workers.device)
+    return (training, evaluation) if layers is None else (
+        training.on(layers), evaluation.on(layers))
 
 
 def _check_apart(store: Store, plan: Plan, settings: Settings) -> None:

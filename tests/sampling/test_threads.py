@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import Any
 from unittest import mock
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.making import make_plan
-from dgl_heta.sampling import relation_samples, sampler
+from dgl_heta.sampling import relation_samples
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.relation_samples import Threads
@@ -33,7 +35,7 @@ TYPES = ("p", "q", "r")
 @pytest.fixture(autouse=True, scope="module")
 def small_pieces():
     """Every layer is worth threads, and relations come in pieces of a few rows."""
-    with mock.patch.object(relation_samples, "PIECE", 5), mock.patch.object(sampler, "FEW", 0):
+    with mock.patch.multiple(relation_samples, PIECE=5, FEW=0):
         yield
 
 
@@ -133,6 +135,24 @@ def test_callers_may_share_a_sampler(tmp_path: Path) -> None:
         batches = list(callers.map(lambda step: several.sample(seeds, None, step), range(24)))
     for step, batch in enumerate(batches):
         assert bits(batch) == bits(one.sample(seeds, None, step))
+
+
+def test_callers_count_among_the_threads() -> None:
+    threads, busy, most = Threads(3), [], []
+
+    def task() -> None:
+        busy.append(None)
+        most.append(len(busy))
+        time.sleep(0.002)
+        busy.pop()
+
+    meeting = Barrier(3)
+    tasks = [lambda: meeting.wait(PATIENCE), *[task] * 40]
+    with ThreadPoolExecutor(3) as callers:
+        for caller in [callers.submit(threads.run, tasks) for _ in range(3)]:
+            caller.result()
+    assert max(most[-60:]) <= 3  # those who helped the first caller have left
+    threads.run([lambda: meeting.wait(PATIENCE)] * 3)  # callers that are gone do not count
 
 
 def test_an_error_is_raised_when_nothing_runs_any_more() -> None:

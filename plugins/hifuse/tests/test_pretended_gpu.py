@@ -40,6 +40,12 @@ def test_it_trains_and_predicts_as_on_the_cpu(results: Results, parts: int, name
         assert got[name]["told"] == want[name]["told"]
 
 
+def test_batches_are_made_ahead_on_a_gpu_unless_a_source_is_named(results: Results) -> None:
+    for parts in (1, 2):
+        assert {of["merged, rgat"]["source"] for of in results["cuda", parts]} == {"pipeline"}
+        assert {of["merged, rgat"]["source"] for of in results["cpu", parts]} == {"auto"}
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_step_launches_and_waits_no_more_than_this(results: Results, name: str) -> None:
     found = results["cuda", 1][0][name]["counts"]
