@@ -112,14 +112,14 @@ class Sample:
 class LayerSampling(Protocol):
     """How the layers of a batch are sampled; every way gives the same blocks, bit for bit."""
 
-    def borrow(self) -> AbstractContextManager[dict[str, NodeRows]]:
-        """Empty rows per node type, for one batch; several threads may ask at once."""
+    def borrow(self) -> AbstractContextManager[dict[str, Any]]:
+        """Empty rows per node type (as :class:`NodeRows`: `add`, `ids`, a length), for one batch;
+        several threads may ask at once."""
 
-    def sample(self, wanted: Sequence[Sample], rows: Mapping[str, NodeRows]
-               ) -> list[RelationBlock]:
+    def sample(self, wanted: Sequence[Sample], rows: Mapping[str, Any]) -> list[RelationBlock]:
         """The blocks of a layer's samples; new neighbours become `rows`."""
 
-    def nodes(self, rows: Mapping[str, NodeRows]) -> dict[str, np.ndarray]:
+    def nodes(self, rows: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The node of each row, int64, per node type."""
 
 

@@ -71,6 +71,7 @@ class NeighborSampler:
     ----------
     scope, fanouts, held_out : as given.
     graph, weights : per relation that is run its in-edges, and the weights of its edges or None.
+    counts : nodes per type.
     """
 
     def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
@@ -102,8 +103,8 @@ class NeighborSampler:
                 raise InputError(f"the plan cuts the in-edges of nodes by '{relation}' that have "
                                  "another number of them in the store; make the partition again")
         types = {t for r in used for t in (r.src, r.dst)} | {*scope.targets, *scope.common}
-        self._layers: LayerSampling = OnCores(
-            {t: store.schema.node_counts[t] for t in types}, threads)
+        self.counts = {t: n for t, n in store.schema.node_counts.items() if t in types}
+        self._layers: LayerSampling = OnCores(self.counts, threads)
 
     def on(self, layers: LayerSampling) -> NeighborSampler:
         """A sampler of the same batches, whose layers are sampled by `layers`."""

@@ -59,21 +59,28 @@ class Pipeline(BatchSource):
             yield from super().staged(steps, stages, in_order)
             return
         depth = self.settings.depth
-        line = _Line(steps, stages, in_order, 1 if in_order else max(min(depth, free), 1))
-        line.allow(depth)
-        try:
-            line.start()
-            for taken in range(1, steps + 1):
-                batch = line.take()
-                line.allow(taken + depth)
-                yield batch
-                del batch  # its memory can be used while the next one is waited for
-        except GeneratorExit:
-            line.close()
-            line.check()
-            raise
-        finally:
-            line.close()
+        yield from ahead(steps, stages, in_order, depth,
+                         1 if in_order else max(min(depth, free), 1))
+
+
+def ahead(steps: int, stages: Sequence[Stage], in_order: bool, depth: int, samplers: int
+          ) -> Generator[Any, None, None]:
+    """The batches of a pass, `depth` of them made ahead, the first stage by so many threads."""
+    line = _Line(steps, stages, in_order, samplers)
+    line.allow(depth)
+    try:
+        line.start()
+        for taken in range(1, steps + 1):
+            batch = line.take()
+            line.allow(taken + depth)
+            yield batch
+            del batch  # its memory can be used while the next one is waited for
+    except GeneratorExit:
+        line.close()
+        line.check()
+        raise
+    finally:
+        line.close()
 
 
 def _cores() -> tuple[int, int]:

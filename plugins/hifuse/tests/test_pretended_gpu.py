@@ -17,8 +17,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ahead": AHEAD,
     "ahead, cached": {**AHEAD, "cache.policy": "clock", "cache.gate": False,
                       "cache.capacity_mb": 0.002, "cache.epochs": 1},
+    "sampled there": {"train.batches": "gpu", "model.name": "rgat",
+                      "train.eval_fanouts": [-1, 2]},
 }
-TWO = ("merged, rgat", "ahead, cached")  # with two workers
+TWO = ("merged, rgat", "ahead, cached", "sampled there")  # with two workers
 COUNTED = {"merged, rgcn": (192, 7), "merged, rgat": (448, 7), "merged, hgt": (899, 7)}
 """Kernels and waits of the host in a step of one worker, as measured with torch 2.2."""
 
