@@ -35,6 +35,9 @@ SWITCH_S = 0.0003
 class PipelineSettings(BaseModel):
     depth: int = Field(2, ge=1, le=64, description="batches that are made ahead of the one that "
                        "training computes on; memory holds the rows of so many more")
+    at_once: int = Field(4, ge=1, le=64, description="batches that are sampled side by side, if so "
+                         "many cores are free; so many more are sampled ahead, and each thread "
+                         "that samples one takes 4 bytes per node")
     all_cores: bool = Field(False, description="without a GPU make batches ahead also where "
                             "training computes on all cores (train.threads): for rows that come "
                             "from a slow disk; otherwise steps take longer there, not shorter")
@@ -58,14 +61,17 @@ class Pipeline(BatchSource):
             _say_once(cores)
             yield from super().staged(steps, stages, in_order)
             return
-        depth = self.settings.depth
-        yield from ahead(steps, stages, in_order, depth,
-                         1 if in_order else max(min(depth, free), 1))
+        yield from ahead(steps, stages, in_order, self.settings.depth,
+                         1 if in_order else max(min(self.settings.at_once, free), 1))
 
 
 def ahead(steps: int, stages: Sequence[Stage], in_order: bool, depth: int, samplers: int
           ) -> Generator[Any, None, None]:
-    """The batches of a pass, `depth` of them made ahead, the first stage by so many threads."""
+    """The batches of a pass, `depth` of them made ahead.
+
+    The first stage is run by so many threads. For each but the first it runs one batch further
+    ahead, so that all have one to make.
+    """
     line = _Line(steps, stages, in_order, samplers)
     line.allow(depth)
     try:
@@ -118,6 +124,7 @@ class _Line:
 
     def __init__(self, steps: int, stages: Sequence[Stage], in_order: bool, samplers: int) -> None:
         self._steps, self._stages, self._in_order = steps, stages, in_order
+        self._further = samplers - 1
         self._workers = [0] * samplers + [*range(1, len(stages))]  # each thread's stage
         self._changed = threading.Condition()
         self._ready: list[dict[int, Any]] = [{} for _ in stages]
@@ -145,7 +152,7 @@ class _Line:
             torch.set_num_threads(cores)  # part of which all threads have in common
 
     def allow(self, batches: int) -> None:
-        """Let so many batches of the pass be sampled."""
+        """Let so many batches of the pass be made."""
         with self._changed:
             self._allowed = min(batches, self._steps)
             self._changed.notify_all()
@@ -211,10 +218,12 @@ class _Line:
                 done = self._closed and (number or not self._in_order or step >= self._allowed)
                 if done or step >= self._steps:
                     return None
-                before = self._ready[number - 1]
-                if step < self._allowed if not number else step in before:
+                if not number and step < self._allowed + self._further:
+                    self._next[0] += 1
+                    return step, step
+                if number and step < self._allowed and step in self._ready[number - 1]:
                     self._next[number] += 1
-                    return step, before.pop(step) if number else step
+                    return step, self._ready[number - 1].pop(step)
                 self._changed.wait()
 
 
