@@ -69,9 +69,9 @@ def dgl_heta_kernels() -> list[Kernel]:
 
 @hookimpl
 def dgl_heta_batch_sources() -> list[protocols.BatchSource]:
-    from dgl_heta.sampling.sources import OnDemand
+    from dgl_heta.sampling.sources import Auto, OnDemand
 
-    return [OnDemand()]
+    return [Auto(), OnDemand()]
 
 
 @hookimpl

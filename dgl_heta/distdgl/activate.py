@@ -9,6 +9,7 @@ from pathlib import Path
 from dgl_heta.comm.dgl_connections import wait_at_most
 from dgl_heta.distdgl.state import process_state
 from dgl_heta.distdgl.versions import release
+from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins, plugins, use
 from dgl_heta.settings import load_settings
 from dgl_heta.system.patching import Patch, apply, remove
@@ -45,6 +46,9 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
                        ("aggregation kernel", chosen.train.kernel),
                        ("batch source", chosen.train.batches)):
         known.get(kind, name)
+    if not known.get("batch source", chosen.train.batches).in_scripts:
+        raise InputError(f"train.batches = {chosen.train.batches} is for `dgl-heta train`; scripts "
+                         "can use on-demand or, ahead of time, pipeline")
     release()
     wait_at_most(chosen.run.timeout_s)
     from dgl_heta.distdgl.programs import forget_programs, watch_programs

@@ -370,8 +370,9 @@ class Stage:
         step, always the same one. "fetch", in `dgl-heta train` alone: it reads what no step changes
         (rows of static features) into the batch that it is given, copies it to the device, and
         returns it.
-    run : does it, on any thread, but for one batch after the other in the order of the steps:
-        caches count and replace rows in this order. Stages may run side by side.
+    run : does it, on any thread. Stages may run side by side, and the first one for several batches
+        at once unless they are made `in_order`; others for one batch after the other in the order
+        of the steps: caches count and replace rows in this order.
     """
 
     name: str
@@ -390,6 +391,10 @@ class BatchSource(Provider, Protocol):
     serves_workers: bool = False
     """True if it is used in scripts that ask for sampling workers (`num_workers` of a data loader,
     `--num-samplers`), where `train.batches` is not set."""
+    serves_gpus: bool = False
+    """True if it is what `train.batches = auto` means where `dgl-heta train` computes on GPUs."""
+    in_scripts: bool = True
+    """False if `dgl-heta train` alone can use it; scripts refuse it."""
 
     @abstractmethod
     def batches(self, steps: int, sample: Callable[[int], Batch], in_order: bool
@@ -421,6 +426,27 @@ class BatchSource(Provider, Protocol):
                 yield batch
         finally:
             getattr(batches, "close", lambda: None)()
+
+    def layers(self, sampler: Any, device: torch.device) -> Any:
+        """What samples the layers of batches in `dgl-heta train` in place of the CPU's cores, the
+        same blocks bit for bit; None, the default, for the cores.
+
+        Parameters
+        ----------
+        sampler : the worker's `NeighborSampler`, with its scope, graph, fanouts and weights; or
+            `SeedBlocks`, of a model that samples nothing.
+        device : where the worker computes.
+
+        Returns
+        -------
+        None, or a :class:`dgl_heta.sampling.relation_samples.LayerSampling`.
+
+        Raises
+        ------
+        InputError
+            It cannot sample what this sampler does.
+        """
+        return None
 
 
 class CachePolicy(Provider, Protocol):

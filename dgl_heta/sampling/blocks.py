@@ -297,10 +297,15 @@ class MiniBatch:
                 for tensor in _tensors(edges)]
 
     def to(self, device: torch.device) -> MiniBatch:
-        """Move the edges to a device, all in one copy, from pinned memory."""
+        """Move the edges to a device, all in one copy, from pinned memory, unless they were sampled
+        there."""
         if device.type == "cpu":
             return self
         every = [edges for block in self.blocks for edges in block.edges]
+        if every and every[0].indptr.device == device:
+            for tensor in self.tensors():
+                tensor.record_stream(torch.cuda.current_stream(device))
+            return self
         for edges in every:
             edges.filled = edges.with_edges()
         moved = iter(_together(self.tensors(), device))

@@ -1,4 +1,5 @@
-"""The samples of a layer, one relation after the other or side by side on several threads.
+"""The samples of a layer: one relation after the other or side by side on several threads, or in
+another way that a plugin has.
 
 Sampling has two parts: which neighbours a node has, a function of the node alone, and the row that
 each neighbour gets, which depends on all that were sampled before it. On one thread both are done
@@ -13,8 +14,9 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
 from dgl_heta.sampling.positions import EdgeSample
-from dgl_heta.sampling.rows import NodeRows
+from dgl_heta.sampling.rows import NodeRows, RowScratch
 from dgl_heta.sampling.sampling_kernels import (
     BAD,
     count_sampled,
@@ -105,6 +107,46 @@ class Sample:
                      self.fanout, self.key, self.left_out, weights=self.weights,
                      excluded=self.excluded)
                 for low in range(0, len(self.nodes), PIECE)]
+
+
+class LayerSampling(Protocol):
+    """How the layers of a batch are sampled; every way gives the same blocks, bit for bit."""
+
+    def borrow(self) -> AbstractContextManager[dict[str, Any]]:
+        """Empty rows per node type (as :class:`NodeRows`: `add`, `ids`, a length), for one batch;
+        several threads may ask at once."""
+
+    def sample(self, wanted: Sequence[Sample], rows: Mapping[str, Any]) -> list[RelationBlock]:
+        """The blocks of a layer's samples; new neighbours become `rows`."""
+
+    def nodes(self, rows: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The node of each row, int64, per node type."""
+
+
+class OnCores:
+    """Samples layers on CPU threads.
+
+    Parameters
+    ----------
+    counts : nodes per type.
+    threads : how many threads sample relations side by side.
+    """
+
+    def __init__(self, counts: Mapping[str, int], threads: int) -> None:
+        self._scratch = RowScratch(counts)
+        self._threads = Threads(threads) if threads > 1 else None
+
+    def borrow(self) -> AbstractContextManager[dict[str, NodeRows]]:
+        return self._scratch.borrow()
+
+    def sample(self, wanted: Sequence[Sample], rows: Mapping[str, NodeRows]
+               ) -> list[RelationBlock]:
+        if self._threads and sum(len(each.nodes) for each in wanted) > FEW:
+            return sample_on_threads(wanted, rows, self._threads)
+        return sample_in_turn(wanted, rows)
+
+    def nodes(self, rows: Mapping[str, NodeRows]) -> dict[str, np.ndarray]:
+        return {t: table.ids().copy() for t, table in rows.items()}
 
 
 class _Sampled:
@@ -202,34 +244,42 @@ def _with_rows(wanted: Sample, pieces: Sequence[_Sampled], sources: NodeRows) ->
 class Threads:
     """Some threads that work off lists of tasks, that of the caller among them.
 
-    Several callers may use them at once. A thread that has not begun when a list is done is not
-    waited for, so a caller never waits for threads that others keep busy. A process that is forked
-    has threads of its own.
+    Several callers may use them at once, and count among them: who helps a caller leaves when
+    others call. A thread that has not begun when a list is done is not waited for, so a caller
+    never waits for threads that others keep busy. A process that is forked has threads of its own.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._pools: dict[int, ThreadPoolExecutor] = {}  # by process: a fork has no threads
+        # By process, as a fork has no threads; with a mark of each thread and caller that is busy.
+        self._pools: dict[int, tuple[ThreadPoolExecutor, list[None]]] = {}
 
-    def _pool(self) -> ThreadPoolExecutor:
-        pool = self._pools.get(os.getpid())
-        if pool is None:
+    def _pool(self) -> tuple[ThreadPoolExecutor, list[None]]:
+        found = self._pools.get(os.getpid())
+        if found is None:
             pool = ThreadPoolExecutor(max(self.number - 1, 1), "dgl-heta-sampling")
-            pool = self._pools.setdefault(os.getpid(), pool)
-        return pool
+            found = self._pools.setdefault(os.getpid(), (pool, []))
+        return found
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Run all tasks; an error of one is raised when no task runs any more."""
         left = iter(tasks)  # taking the next of a list's entries is one step, whoever asks
+        pool, busy = self._pool()
 
-        def work() -> None:
-            for task in left:
-                task()
+        def work(helps: bool = True) -> None:
+            busy.append(None)
+            try:
+                for task in left:
+                    task()
+                    if helps and len(busy) > self.number:
+                        return
+            finally:
+                busy.pop()
 
-        pool = self._pool()
-        others = [pool.submit(work) for _ in range(min(self.number, len(tasks)) - 1)]
+        others = [pool.submit(work) for _ in range(
+            min(self.number - len(busy), len(tasks)) - 1)]
         try:
-            work()
+            work(helps=False)
         finally:
             errors = [other.exception() for other in others if not other.cancel()]
         for error in errors:

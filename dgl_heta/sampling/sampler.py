@@ -7,6 +7,7 @@ partitioned run can be compared with an unpartitioned one edge by edge.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,14 +19,8 @@ from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.relation_samples import (
-    FEW,
-    Sample,
-    Threads,
-    sample_in_turn,
-    sample_on_threads,
-)
-from dgl_heta.sampling.rows import NodeRows, RowScratch
+from dgl_heta.sampling.relation_samples import LayerSampling, OnCores, Sample
+from dgl_heta.sampling.rows import NodeRows
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import HubPieces, SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
@@ -71,6 +66,12 @@ class NeighborSampler:
         aggregations read the destination.
     together : whether every worker of the group has each node type of which any worker has such
         rows, maybe none.
+
+    Attributes
+    ----------
+    scope, fanouts, held_out : as given.
+    graph, weights : per relation that is run its in-edges, and the weights of its edges or None.
+    counts : nodes per type.
     """
 
     def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
@@ -79,9 +80,8 @@ class NeighborSampler:
                  deliver: Deliver | None = None, remote_states: bool = True,
                  together: bool = False) -> None:
         _check_fanouts(fanouts, scope.hops)
-        self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
-        self._seed_states, self._agree, self._held_out = seed_states, agree, held_out
-        self._threads = Threads(threads) if threads > 1 else None
+        self.scope, self.fanouts, self._seed = scope, tuple(fanouts), seed
+        self._seed_states, self._agree, self.held_out = seed_states, agree, held_out
         self._deliver, self._remote_states = deliver, remote_states and seed_states
         self._together = together
         self._types = store.schema.node_types
@@ -93,17 +93,31 @@ class NeighborSampler:
             used = set(scope.roots).union(*upper, scope.offloading.roots, scope.inner[1],
                                           scope.offloading.served)
         # Only relations that are run: opening one maps its files.
-        self._graph: dict[Relation, CSC] = {
+        self.graph: dict[Relation, CSC] = {
             r: store.relation(r, pieces=r in scope.ranges or r in scope.owner)
             for r in self._order if r in used}
-        self._weights = {r: store.weights(r) for r in self._graph}
+        self.weights = {r: store.weights(r) for r in self.graph}
         for relation, hubs in scope.hubs.items():
             indptr = store.pointers(relation)
             if (indptr[hubs.nodes + 1] - indptr[hubs.nodes] != hubs.degree).any():
                 raise InputError(f"the plan cuts the in-edges of nodes by '{relation}' that have "
                                  "another number of them in the store; make the partition again")
         types = {t for r in used for t in (r.src, r.dst)} | {*scope.targets, *scope.common}
-        self._scratch = RowScratch({t: store.schema.node_counts[t] for t in types})
+        self.counts = {t: n for t, n in store.schema.node_counts.items() if t in types}
+        self._layers: LayerSampling = OnCores(self.counts, threads)
+
+    def on(self, layers: LayerSampling) -> NeighborSampler:
+        """A sampler of the same batches, whose layers are sampled by `layers`."""
+        other = copy.copy(self)
+        other._layers = layers
+        return other
+
+    def with_fanouts(self, fanouts: Sequence[Fanout]) -> NeighborSampler:
+        """A sampler of other fanouts, which samples layers as this one does."""
+        _check_fanouts(fanouts, self.scope.hops)
+        other = copy.copy(self)
+        other.fanouts = tuple(fanouts)
+        return other
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
@@ -126,13 +140,13 @@ class NeighborSampler:
         excluded : relation → positions in its CSC of edges that are drawn like others and dropped,
             ascending, int64; the same on all workers of the group.
         """
-        targets = self._scope.targets
+        targets = self.scope.targets
         shares = shares or join_seeds([seeds])[1]
         # Own seeds first, then the others': rows of a batch are numbered in this order on every
         # worker, and only their order differs between workers.
         ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
                    for t in targets}
-        with self._scratch.borrow() as rows:
+        with self._layers.borrow() as rows:
             return self._sample(ordered, shares, step, rows, without or {},
                                 deliver or self._deliver, agree or self._agree, excluded or {})
 
@@ -140,7 +154,7 @@ class NeighborSampler:
                 step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
                 deliver: Deliver | None, agree: Agree | None,
                 excluded: Mapping[Relation, np.ndarray]) -> MiniBatch:
-        scope, hops = self._scope, self._scope.hops
+        scope, hops = self.scope, self.scope.hops
         blocks = []
         if self._seed_states:
             for ntype in scope.targets:
@@ -159,11 +173,8 @@ class NeighborSampler:
             if scope.offloading is not None and layer == 1:
                 destinations, remote = self._with_remote(destinations, sharing, rows, deliver)
             before = {t: len(table) for t, table in rows.items()}
-            wanted = self._samples(layer, step, destinations, sharing, without, remote, excluded)
-            if self._threads and sum(len(each.nodes) for each in wanted) > FEW:
-                edges = sample_on_threads(wanted, rows, self._threads)
-            else:
-                edges = sample_in_turn(wanted, rows)
+            edges = self._layers.sample(self._samples(
+                layer, step, destinations, sharing, without, remote, excluded), rows)
             # Sources of the first layer are nobody's destinations, so each has those of its edges.
             if not scope.replicated and layer > 1:
                 assert agree is not None
@@ -184,7 +195,7 @@ class NeighborSampler:
             ))
         return MiniBatch(
             blocks=blocks[::-1],
-            input_nodes={t: rows[t].ids().copy() for t in self._types if t in rows},
+            input_nodes=self._layers.nodes({t: rows[t] for t in self._types if t in rows}),
             seeds=seeds,
             own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
             excluded=excluded,
@@ -195,7 +206,7 @@ class NeighborSampler:
                      deliver: Deliver | None
                      ) -> tuple[dict[str, np.ndarray], dict[str, RemoteDestinations]]:
         """Destination rows of layer 1 with those of other workers after them."""
-        offloading = self._scope.offloading
+        offloading = self.scope.offloading
         assert offloading is not None
         assert deliver is not None
         # Without seeds: all workers of the group have their ids anyway.
@@ -225,10 +236,10 @@ class NeighborSampler:
         for ntype, ids in destinations.items():
             if last:
                 sharing[ntype] = shares[ntype]
-            elif ntype in self._scope.common:
+            elif ntype in self.scope.common:
                 seeds = shares[ntype] if ntype in shares and self._seed_states else SeedShares((0,))
                 sharing[ntype] = replace(seeds, others=len(ids) - seeds.total, common=True)
-            elif ntype in self._scope.targets and self._seed_states:
+            elif ntype in self.scope.targets and self._seed_states:
                 sharing[ntype] = shares[ntype]
         return sharing
 
@@ -239,22 +250,22 @@ class NeighborSampler:
         ids = destinations.get(relation.dst, _NONE)
         if not len(ids) and not self._together:
             return
-        if self._scope.replicated:
+        if self.scope.replicated:
             received = remote[relation.dst].total if relation.dst in remote else 0
             for low, high in self._ranges(layer, relation, len(ids) - received, sharing):
                 yield low, None, ids[low:high]
             if (received or relation.dst in remote) and relation in self._served:
                 yield len(ids) - received, None, ids[len(ids) - received:]
-        elif relation in self._scope.on_common[layer]:
-            if relation in self._scope.ranges:
-                low, high = self._scope.ranges[relation]
+        elif relation in self.scope.on_common[layer]:
+            if relation in self.scope.ranges:
+                low, high = self.scope.ranges[relation]
                 chosen = np.flatnonzero((ids >= low) & (ids < high))
                 yield 0, torch.from_numpy(chosen), ids[chosen]
-            elif relation in self._scope.owner:
-                owned = self._scope.owner[relation][ids] == self._scope.part
-                if relation in self._scope.hubs:
+            elif relation in self.scope.owner:
+                owned = self.scope.owner[relation][ids] == self.scope.part
+                if relation in self.scope.hubs:
                     # Hubs' in-edges are in pieces, so their rows follow below, on all workers.
-                    owned[self._scope.hubs[relation].find(ids)[0]] = False
+                    owned[self.scope.hubs[relation].find(ids)[0]] = False
                 chosen = np.flatnonzero(owned)
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             else:
@@ -266,12 +277,12 @@ class NeighborSampler:
         shares = sharing.get(relation.dst)
         seeds = shares.total if shares else 0
         ranges: list[tuple[int, int]] = []
-        roots = self._scope.roots_at(layer)
+        roots = self.scope.roots_at(layer)
         if shares and relation in roots:
             ranges = shares.local_ranges(*roots[relation].rows(seeds)) or [(0, 0)]
         # Where the seeds' range ends at the last seed, the other rows join it: one call of the
         # kernel.
-        if relation in self._scope.inner[layer]:
+        if relation in self.scope.inner[layer]:
             if ranges and ranges[-1][1] == seeds:
                 ranges[-1] = (ranges[-1][0], rows)
             else:
@@ -288,12 +299,12 @@ class NeighborSampler:
         the relation, in one order.
         """
         samples = []
-        for relation in self._graph:
+        for relation in self.graph:
             parts: list[_Part] = [
                 (*part, None)
                 for part in self._rows_of(layer, relation, destinations, sharing, remote)]
-            if relation in self._scope.hubs and relation in self._scope.on_common[layer]:
-                hubs = self._scope.hubs[relation]
+            if relation in self.scope.hubs and relation in self.scope.on_common[layer]:
+                hubs = self.scope.hubs[relation]
                 rows, at = hubs.find(destinations.get(relation.dst, _NONE))
                 if len(rows):
                     parts.append((0, torch.from_numpy(rows), hubs.nodes[at], hubs.at(at)))
@@ -304,20 +315,20 @@ class NeighborSampler:
 
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
                   without: np.ndarray | None, excluded: np.ndarray | None) -> list[Sample]:
-        number, given = self._order[relation], self._fanouts[layer - 1]
+        number, given = self._order[relation], self.fanouts[layer - 1]
         # Of the step and the place, never of who samples: so any worker, and any thread, samples
         # the same neighbours.
         key = np.uint64(hash_key(self._seed, step, layer, number))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
-        left_out = self._held_out.left_out(relation, without) if self._held_out else None
-        return [Sample(relation, number, self._graph[relation], nodes, start, chosen, fanout, key,
-                     left_out, hubs, self._weights[relation], excluded)
+        left_out = self.held_out.left_out(relation, without) if self.held_out else None
+        return [Sample(relation, number, self.graph[relation], nodes, start, chosen, fanout, key,
+                     left_out, hubs, self.weights[relation], excluded)
                 for start, chosen, nodes, hubs in parts]
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],
                 edges: Iterable[RelationBlock], agree: Agree) -> None:
         """Give the new nodes of common types the same rows on all workers that have them."""
-        common = [t for t in self._types if t in self._scope.common]
+        common = [t for t in self._types if t in self.scope.common]
         own = {t: rows[t].ids()[before[t]:].copy() for t in common}
         for ntype, of_workers in agree(own).items():
             table = rows[ntype]

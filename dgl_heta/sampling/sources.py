@@ -16,3 +16,10 @@ class OnDemand(BatchSource):
     def batches(self, steps: int, sample: Callable[[int], Batch], in_order: bool
                 ) -> Iterator[Batch]:
         return map(sample, range(steps))
+
+
+class Auto(OnDemand):
+    """The source `auto`: training on GPUs takes one that serves them, if there is such a source;
+    else batches are sampled on demand."""
+
+    name = "auto"

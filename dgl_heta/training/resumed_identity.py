@@ -64,7 +64,8 @@ class Identity:
                 if sections[section][name] == before:
                     del sections[section][name]
         own = {name: given for name, given in settings.plugins.items()
-               if name not in (settings.train.batches, *settings.run.loggers)}
+               if name not in (engine.part.source.name, settings.train.batches,
+                               *settings.run.loggers)}
         return cls.from_sections(engine.store, engine.plan, sections, own)
 
     @classmethod

@@ -11,7 +11,12 @@ import torch
 
 from dgl_heta.errors import InputError, several
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.hooks.protocols import InputReader, InputsContext, ModelInputs, ModuleWrapper
+from dgl_heta.hooks.protocols import (
+    InputReader,
+    InputsContext,
+    ModelInputs,
+    ModuleWrapper,
+)
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
@@ -27,6 +32,7 @@ from dgl_heta.training.tasks import TrainingTask, make_task
 from dgl_heta.training.worker_partition import (
     WorkerPartition,
     Workers,
+    batch_source,
     dtype_of,
     join,
     rows_of,
@@ -60,9 +66,9 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     task, spec, provider = check(store, plan, settings, plugins)
     wrapper: ModuleWrapper = plugins.get("module wrapper", train.wrapper)
     use_kernel(plugins.get("aggregation kernel", train.kernel))
-    source = plugins.get("batch source", train.batches)
     plan = with_trainers(wrapper.plan(plan), train.trainers)
     workers = join(plan, settings)
+    source = batch_source(plugins, train.batches, plan, workers.device)
     if wrapper.uneven_steps:
         if train.global_batch_size is not None:
             raise InputError(f"with train.wrapper = {train.wrapper} each worker takes steps of its "
@@ -147,11 +153,12 @@ def _samplers(part: WorkerPartition, task: TrainingTask, reads_remote: bool
     """The samplers of training and of evaluation."""
     if part.precomputed is not None:
         blocks = SeedBlocks(part.precomputed.parts)
+        part.source.layers(blocks, part.device)  # which may refuse it
         return blocks, blocks
     train = part.settings.train
     training = part.sampler(train.fanouts, task.held_out, reads_remote)
     return training, (training if train.eval_fanouts is None else
-                      part.sampler(train.eval_fanouts, task.held_out, reads_remote))
+                      training.with_fanouts(train.eval_fanouts))
 
 
 def _check_apart(store: Store, plan: Plan, settings: Settings) -> None:

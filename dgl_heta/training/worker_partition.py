@@ -21,11 +21,13 @@ from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.graph.labels import NodeLabels
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import BatchSource, InputReader
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
+from dgl_heta.sampling.sources import Auto
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
@@ -143,11 +145,13 @@ class WorkerPartition:
         apart : the group by which workers agree, in place of `sampling`.
         """
         train, comm = self.settings.train, apart or self.sampling
-        return NeighborSampler(
+        sampler = NeighborSampler(
             self.store, SamplingScope.of(self.plan, self.rank), list(fanouts),
             train.seed if seed is None else seed, train.seed_states, agreement(self.store, comm),
             held_out, train.sampling_threads or torch.get_num_threads(),
             delivery(self.store, comm), reads_remote)
+        layers = self.source.layers(sampler, self.device)
+        return sampler if layers is None else sampler.on(layers)
 
 
 def join(plan: Plan, settings: Settings) -> Workers:
@@ -215,6 +219,17 @@ def rows_of(store: Store, plan: Plan, settings: Settings, workers: Workers,
             train.seed, sorted({*repeated, *(r.dst for r in plan.offloaded)}), make,
             {t: plan.keepers(t) for t in featureless})
     return Rows(static, learnable, reader, fits)
+
+
+def batch_source(plugins: Plugins, name: str, plan: Plan, device: torch.device) -> BatchSource:
+    """The source of a name; of "auto" on a GPU, one that serves GPUs, if any does."""
+    source: BatchSource = plugins.get("batch source", name)
+    # Where workers agree on batches, a source that one machine lacks would keep the others waiting.
+    if name == Auto.name and device.type == "cuda" and not plan.exchanges_while_sampling:
+        served = plugins.providers("batch source").values()
+        source = next((plugins.get("batch source", each.name) for each in served
+                       if each.value.serves_gpus), source)
+    return source
 
 
 def cores() -> int:

@@ -177,5 +177,5 @@ def test_a_wrapper_that_owns_what_is_not_there_is_named(store: Path, install, an
 def test_an_unknown_source_is_an_error(store: Path) -> None:
     opened = Store(store)
     settings = load_settings(None, ["train.batches=nope"], {})
-    with pytest.raises(InputError, match="unknown batch source 'nope'; known are: on-demand"):
+    with pytest.raises(InputError, match="unknown batch source 'nope'; known are: auto, on-demand"):
         build_engine(opened, make_plan(opened.schema, ["paper"], 2, 1), settings, Plugins(False))

@@ -10,6 +10,7 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.making import make_plan
+from dgl_heta.sampling import relation_samples
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
@@ -43,7 +44,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.parametrize(("name", "value"), EDITS)
 def test_a_sampler_notices(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, value: int,
                            fanouts: list[int], threads: int) -> None:
-    monkeypatch.setattr("dgl_heta.sampling.sampler.FEW", 0)  # threads, however little there is
+    monkeypatch.setattr(relation_samples, "FEW", 0)  # threads, however little there is
     scope = SamplingScope.of(make_plan(store.schema, "paper", 2, 1), 0)
     sampler = NeighborSampler(store, scope, fanouts, threads=threads)
     sampler.sample({"paper": np.arange(60)})

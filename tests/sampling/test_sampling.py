@@ -230,7 +230,7 @@ def test_weighted_draws_are_the_same_on_all_workers_and_threads(
     whole = drawn(batch)
     with monkeypatch.context() as patched:
         patched.setattr("dgl_heta.sampling.relation_samples.PIECE", 5)
-        patched.setattr("dgl_heta.sampling.sampler.FEW", 0)
+        patched.setattr("dgl_heta.sampling.relation_samples.FEW", 0)
         assert drawn(sampled(1, 0, threads=2)) == whole
     assert whole != drawn(sample(store, 1, 0, fanouts, seeds))
     together = sum((drawn(sampled(2, part)) for part in range(2)), Counter())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import Any
 from unittest import mock
 
@@ -17,53 +19,22 @@ from hypothesis import strategies as st
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.making import make_plan
-from dgl_heta.sampling import relation_samples, sampler
-from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling import relation_samples
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.relation_samples import Threads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store, write_store
+from tests.support.drawn_graphs import TYPES, bits, graphs
 from tests.support.waiting import PATIENCE
-
-TYPES = ("p", "q", "r")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pieces():
     """Every layer is worth threads, and relations come in pieces of a few rows."""
-    with mock.patch.object(relation_samples, "PIECE", 5), mock.patch.object(sampler, "FEW", 0):
+    with mock.patch.multiple(relation_samples, PIECE=5, FEW=0):
         yield
-
-
-def bits(batch: MiniBatch) -> list[tuple[Any, ...]]:
-    """All that is in a batch."""
-    found: list[tuple[Any, ...]] = [(t, ids.dtype, ids.tobytes())
-                                    for t, ids in batch.input_nodes.items()]
-    for block in batch.blocks:
-        found.append((block.layer, block.num_src, block.num_dst))
-        for e in block.edges:
-            found.append((e.relation, e.start, e.place, *(
-                None if x is None else (x.dtype, x.numpy().tobytes())
-                for x in (e.indptr, e.indices, e.rows, *(e.shared or (None, None))))))
-    return found
-
-
-@st.composite
-def graphs(draw) -> GraphSource:
-    """Up to six relations over three types; some nodes have most of the edges, some none."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    counts = {t: draw(st.integers(1, 60)) for t in TYPES}
-    edges: dict[Relation, Any] = {}
-    for i in range(draw(st.integers(1, 6))):
-        src, dst = (draw(st.sampled_from(TYPES)) for _ in range(2))
-        size = draw(st.sampled_from([1, 3, 40, 300]))
-        edges[Relation(src, f"r{i}", dst)] = EdgeArrays(
-            rng.integers(0, counts[src], size),
-            (rng.random(size) ** 3 * counts[dst]).astype(np.int64))
-    used = {t for r in edges for t in (r.src, r.dst)}
-    return GraphSource("drawn", {t: n for t, n in counts.items() if t in used}, edges, {})
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -133,6 +104,24 @@ def test_callers_may_share_a_sampler(tmp_path: Path) -> None:
         batches = list(callers.map(lambda step: several.sample(seeds, None, step), range(24)))
     for step, batch in enumerate(batches):
         assert bits(batch) == bits(one.sample(seeds, None, step))
+
+
+def test_callers_count_among_the_threads() -> None:
+    threads, busy, most = Threads(3), [], []
+
+    def task() -> None:
+        busy.append(None)
+        most.append(len(busy))
+        time.sleep(0.002)
+        busy.pop()
+
+    meeting = Barrier(3)
+    tasks = [lambda: meeting.wait(PATIENCE), *[task] * 40]
+    with ThreadPoolExecutor(3) as callers:
+        for caller in [callers.submit(threads.run, tasks) for _ in range(3)]:
+            caller.result()
+    assert max(most[-60:]) <= 3  # those who helped the first caller have left
+    threads.run([lambda: meeting.wait(PATIENCE)] * 3)  # callers that are gone do not count
 
 
 def test_an_error_is_raised_when_nothing_runs_any_more() -> None:

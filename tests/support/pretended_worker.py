@@ -132,7 +132,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
         caches.attach(engine, plugins, run_dir / "profiles")
         summary = train(engine, run_dir, engine.settings, plugins, resume=epochs > 1, report=step)
         if epochs == 1:
-            found = {"device": str(engine.device),
+            found = {"device": str(engine.device), "source": engine.part.source.name,
                      "proved": engine.proof.proved if engine.proof else 0,
                      "capacity": engine.caches.capacity if engine.caches else 0,
                      "told": engine.proof.told if engine.proof else None,

@@ -16,7 +16,7 @@ from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import is_partition
 from dgl_heta.training.own_loop import Partition
 from dgl_heta.training.setup import with_trainers
-from dgl_heta.training.worker_partition import join, rows_of
+from dgl_heta.training.worker_partition import batch_source, join, rows_of
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -111,5 +111,5 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     plan = with_trainers(registry.get("module wrapper", train.wrapper).plan(plan), train.trainers)
     use_kernel(registry.get("aggregation kernel", train.kernel))
     met = join(plan, chosen)
-    return Partition(store, plan, chosen, registry.get("batch source", train.batches), met,
-                     rows_of(store, plan, chosen, met))
+    source = batch_source(registry, train.batches, plan, met.device)
+    return Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met))

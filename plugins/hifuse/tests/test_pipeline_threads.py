@@ -160,6 +160,81 @@ def test_where_training_has_all_cores_nothing_runs_beside_it(monkeypatch: pytest
         assert "dgl-heta sample" in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.fixture
+def spare(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Leaves so many cores free of training."""
+    def leave(cores: int) -> None:
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(
+            torch.get_num_threads() + cores)), raising=False)
+    return leave
+
+
+@pytest.mark.parametrize(("cores", "in_order", "most"),
+                         [(2, False, 2), (9, False, 4), (9, True, 1)])
+def test_batches_are_sampled_side_by_side_and_come_in_order(
+        spare: Callable[[int], None], cores: int, in_order: bool, most: int) -> None:
+    """As many as cores are free, four at most; one where workers agree on them."""
+    spare(cores)
+    meeting = threading.Barrier(most)
+    busy: list[int] = []
+    seen: list[int] = []
+
+    def sample(step: int) -> int:
+        busy.append(step)
+        seen.append(len(busy))
+        if step < 4:  # with fewer threads this could not end
+            meeting.wait(20)
+        time.sleep(0.01 * (step % 3))
+        busy.remove(step)
+        return step
+
+    assert [*pipeline(1).staged(16, [Stage("sample", sample)], in_order)] == [*range(16)]
+    assert max(seen) == most
+
+
+def test_only_the_edges_of_a_few_more_batches_are_made_further_ahead(spare: Callable[[int], None]
+                                                                    ) -> None:
+    spare(3)
+    seen: list[tuple[str, int]] = []
+    for taken, _ in enumerate(pipeline(1).staged(12, stages(seen), False), 1):
+        want = {"sample": min(taken + 3, 12), "fetch": min(taken + 1, 12)}
+        assert until(lambda: len(seen) == sum(want.values()), 10)  # noqa: B023
+        time.sleep(0.02)  # in which one more could be made
+        for name, batches in want.items():
+            assert sorted(step for stage, step in seen if stage == name) == [*range(batches)]
+
+
+def test_what_fails_first_is_raised_in_its_place(spare: Callable[[int], None]) -> None:
+    spare(2)
+    failed = threading.Event()
+    sampled: list[int] = []
+
+    def sample(step: int) -> int:
+        sampled.append(step)
+        if step == 0:
+            failed.wait(20)
+        if step == 1:
+            failed.set()
+            raise ValueError("step 1 fails")
+        return step
+
+    batches = pipeline(2).staged(9, [Stage("sample", sample)], False)
+    assert next(batches) == 0
+    with pytest.raises(ValueError, match="step 1 fails"):
+        next(batches)
+    assert max(sampled) <= 4
+
+
+def test_workers_of_a_machine_share_its_cores(spare: Callable[[int], None],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    spare(torch.get_num_threads())  # all in use where two workers train
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with closing(Pipeline().staged(4, stages([]), False)) as batches:
+        next(batches)
+        assert "dgl-heta sample" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_pass_that_nobody_began_has_no_threads() -> None:
     before = threading.active_count()
     batches = pipeline().staged(3, stages([]), False)

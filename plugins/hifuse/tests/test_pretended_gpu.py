@@ -17,8 +17,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ahead": AHEAD,
     "ahead, cached": {**AHEAD, "cache.policy": "clock", "cache.gate": False,
                       "cache.capacity_mb": 0.002, "cache.epochs": 1},
+    "sampled there": {"train.batches": "gpu", "model.name": "rgat",
+                      "train.eval_fanouts": [-1, 2]},
 }
-TWO = ("merged, rgat", "ahead, cached")  # with two workers
+TWO = ("merged, rgat", "ahead, cached", "sampled there")  # with two workers
 COUNTED = {"merged, rgcn": (192, 7), "merged, rgat": (448, 7), "merged, hgt": (899, 7)}
 """Kernels and waits of the host in a step of one worker, as measured with torch 2.2."""
 
@@ -38,6 +40,12 @@ def test_it_trains_and_predicts_as_on_the_cpu(results: Results, parts: int, name
         for key in ("losses", "predicted"):
             assert got[name][key] == pytest.approx(want[name][key], rel=1e-9, abs=1e-9)
         assert got[name]["told"] == want[name]["told"]
+
+
+def test_batches_are_made_ahead_on_a_gpu_unless_a_source_is_named(results: Results) -> None:
+    for parts in (1, 2):
+        assert {of["merged, rgat"]["source"] for of in results["cuda", parts]} == {"pipeline"}
+        assert {of["merged, rgat"]["source"] for of in results["cpu", parts]} == {"auto"}
 
 
 @pytest.mark.parametrize("name", COUNTED)

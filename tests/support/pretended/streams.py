@@ -191,12 +191,12 @@ def use(reads: Iterable[Tensor], writes: Iterable[Tensor], name: str,
     here = current_stream().number
     with _lock:
         now = _tick(here)
-        for memory in map(_memory_of, reads):
+        for memory in map(_memory_of, filter(_address, reads)):  # what is empty has no memory
             for other, (time, where, _) in memory.writes.items():
                 if not _sees(here, other, time):
                     COUNTS.problem("race", f"{name} reads what was written at {where}")
             memory.reads[here] = memory.uses[here] = now
-        for memory in map(_memory_of, writes):
+        for memory in map(_memory_of, filter(_address, writes)):
             beside = {}
             for other, (time, where, of) in memory.writes.items():
                 if _sees(here, other, time):
