@@ -15,6 +15,7 @@ There is no way back: tests do this in processes of their own
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ def pretend() -> Iterator[None]:
         optimizer._foreach_supported_types.append(device.OnDevice)
     threading.Thread.run = _pretending(threading.Thread.run)  # type: ignore[method-assign]
     collectives.install()
+    gc.disable()  # it clears attributes of tensors that C++ alone refers to, and so their `host`
     with device.Pretending():
         yield
 

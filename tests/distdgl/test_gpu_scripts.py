@@ -1,0 +1,47 @@
+"""Scripts for DistDGL and GraphBolt that compute on a GPU, on GPUs that are pretended.
+
+Blocks, modules and rows are moved by `.to(device)`. DGL's own kernels are those of its CPU wheel,
+given the same numbers (:mod:`tests.support.pretended.dgl_graphs`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import warm
+from tests.support.dist_reference import compare_all, parts, whole_graph
+from tests.support.programs import Found, compare, run
+from tests.support.waiting import PATIENCE
+
+pytestmark = [pytest.mark.needs("pretended"), pytest.mark.needs("dgl")]
+SUPPORT = Path(__file__).parents[1] / "support"
+HERE = "tests.distdgl.programs"
+PROGRAMS = [f"{HERE}.{name}" for name in (
+    "usual:graph_conv", "usual:keys_and_values", "children:gat", "children:batch_norm",
+    "children:reads_destinations_below", "children:callable_in_order",
+    'multi_update:kind "min of max and sum"', 'multi_update:kind "own, in order"',
+    "slices:transformer", 'loops:accumulated "no_sync"')]
+
+
+def test_programs_compute_on_gpus_what_they_do_on_cpus(tmp_path: Path) -> None:
+    """And nothing that a GPU refuses; by two trainers, in double precision."""
+    plain = run(PROGRAMS, 2, 1, tmp_path, raf=False)
+    ours = run(PROGRAMS, 2, 1, tmp_path, raf=True, pretended=True)
+    assert {name: texts for name in PROGRAMS
+            if any(texts := [compare(*pair) for pair in zip(ours[name], plain[name])])} == {}
+
+
+def test_a_script_with_embeddings(tmp_path: Path) -> None:
+    graph, names = whole_graph(), ["gat-mean", "own ops", "SparseAdam", "SparseAdagrad"]
+    command = [warm.with_dgl(), "-m", "dgl_heta", "run", SUPPORT / "pretended/script.py",
+               SUPPORT / "dist_script.py", "--part-config", parts(graph, 1, tmp_path / "parts"),
+               "--out", tmp_path, "--cases", ",".join(names), "--device", "cuda"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run([*map(str, command)], env=environment, text=True, timeout=PATIENCE,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 0, done.stdout
+    assert compare_all(graph, names, tmp_path, 1) == []
