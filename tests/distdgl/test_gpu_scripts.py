@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import warm
 from tests.support.dist_reference import compare_all, parts, whole_graph
-from tests.support.programs import Found, compare, run
+from tests.support.programs import compare, run
 from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.needs("pretended"), pytest.mark.needs("dgl")]
@@ -24,7 +24,7 @@ PROGRAMS = [f"{HERE}.{name}" for name in (
     "usual:graph_conv", "usual:keys_and_values", "children:gat", "children:batch_norm",
     "children:reads_destinations_below", "children:callable_in_order",
     'multi_update:kind "min of max and sum"', 'multi_update:kind "own, in order"',
-    "slices:transformer", 'loops:accumulated "no_sync"')]
+    "slices:transformer", 'loops:accumulated "no_sync"', "scopes:drawn_again")]
 
 
 def test_programs_compute_on_gpus_what_they_do_on_cpus(tmp_path: Path) -> None:
@@ -33,6 +33,16 @@ def test_programs_compute_on_gpus_what_they_do_on_cpus(tmp_path: Path) -> None:
     ours = run(PROGRAMS, 2, 1, tmp_path, raf=True, pretended=True)
     assert {name: texts for name in PROGRAMS
             if any(texts := [compare(*pair) for pair in zip(ours[name], plain[name])])} == {}
+
+
+def test_programs_prove_themselves_on_gpus(tmp_path: Path) -> None:
+    """And a proof changes nothing, not what dropout draws on the GPU."""
+    names = [f"{HERE}.proofs:{name}" for name in ("with_dropout", "on_block_data")]
+    proved, without = (run(names, 2, 1, tmp_path / prove, raf=True, pretended=True,
+                           settings=[f"run.prove={prove}"]) for prove in ("auto", "off"))
+    assert {name: texts for name in names
+            if any(texts := [compare(*pair, 0.0) for pair in zip(proved[name], without[name])])
+            } == {}
 
 
 def test_a_script_with_embeddings(tmp_path: Path) -> None:

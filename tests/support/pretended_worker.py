@@ -143,7 +143,8 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
             update={"epochs": epochs})})
         engine = build_engine(store, plan, longer, plugins, run_dir)
         caches.attach(engine, plugins, run_dir / "profiles")
-        measured = [n for (_, line), n in COUNTS.syncs.items() if "/penalties.py" in line]
+        measured = [n for (what, line), n in COUNTS.syncs.items()
+                    if what == "Stream.synchronize" and "/penalties.py" in line]
         try:
             summary = train(engine, run_dir, longer, plugins, resume=bool(found), report=step)
         except PreemptedError:

@@ -57,7 +57,7 @@ def pretend() -> Iterator[None]:
     cuda.mem_get_info = lambda chosen=None: (MEMORY, MEMORY)
     cuda.get_device_properties = lambda chosen: SimpleNamespace()  # no uuid, as before torch 2.4
     cuda.get_device_name = lambda chosen=None: "pretended"
-    cuda.default_generators = (device.GENERATOR,)
+    cuda.default_generators = (device.GENERATOR,) * gpus
     cuda.manual_seed_all = device.GENERATOR.manual_seed
     cuda.get_rng_state = lambda chosen=None: device.GENERATOR.get_state()
     cuda.set_rng_state = lambda state, chosen=None: device.GENERATOR.set_state(state)

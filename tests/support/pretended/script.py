@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.support.pretended import dgl_graphs, pretend  # noqa: E402
-from tests.support.pretended.counts import COUNTS  # noqa: E402
+from tests.support.pretended import dgl_graphs, pretend
+from tests.support.pretended.counts import COUNTS
 
 del sys.argv[0]
 with pretend():
