@@ -312,14 +312,15 @@ def sliced(t: Trainer, name: str) -> None:
 
 def asked(t: Trainer, name: str) -> None:
     """Gradients of parameters by autograd.grad, of a model that is not wrapped."""
-    net = Open(t.facts).double()
+    net = Open(t.facts).double().to(t.device)
     parameters = [*net.parameters()]
     ids, seeds, blocks = next(iter(t.loader(batch_size=12)))
     features = t.features(ids)
     out, levels = net(blocks, ids, features)
     loss = cross_entropy(out, t.labels(seeds))
-    step = Step(0, net, nn.Linear(HIDDEN, 1).double(), nn.Linear(HIDDEN, CLASSES).double(),
-                nn.Identity(), blocks, ids, seeds["paper"], features, out, levels, loss)
+    judge, head = (nn.Linear(HIDDEN, n).double().to(t.device) for n in (1, CLASSES))
+    step = Step(0, net, judge, head, nn.Identity(), blocks, ids, seeds["paper"], features, out,
+                levels, loss)
     grads = torch.autograd.grad({**OWN, **GROUPS}[name](step, loss), parameters, allow_unused=True)
     for grad, parameter in zip(grads, parameters):
         t.record("gradient", torch.zeros_like(parameter) if grad is None else grad)
