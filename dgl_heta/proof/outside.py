@@ -13,7 +13,7 @@ import random
 import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -46,10 +46,8 @@ class Outside:
     """
 
     def __init__(self, objects: Iterable[Any]) -> None:
-        self.generators: list[Any] = [torch.default_generator, random._inst,  # type: ignore[attr-defined]
+        self.generators: list[Any] = [*torch_generators(), random._inst,  # type: ignore[attr-defined]
                                       np.random.mtrand._rand]  # type: ignore[attr-defined]
-        if torch.cuda.is_initialized():
-            self.generators += torch.cuda.default_generators
         self._seen = {id(generator) for generator in self.generators}
         self._names: list[tuple[Any, str]] = []
         self._values: list[Any] = []
@@ -124,6 +122,22 @@ class Outside:
         """For each generator a number, another one when it has been drawn from."""
         states = map(_state, self.generators)
         return [zlib.crc32(pickle.dumps(s.numpy() if isinstance(s, Tensor) else s)) for s in states]
+
+
+def torch_generators() -> list[torch.Generator]:
+    """Return those that PyTorch draws from by default: of the CPU, and of GPUs in use."""
+    return [torch.default_generator,
+            *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+
+
+def torch_states() -> list[Tensor]:
+    """Return their states."""
+    return [generator.get_state() for generator in torch_generators()]
+
+
+def drawn_since(states: Sequence[Tensor]) -> bool:
+    """Return whether random numbers were drawn from one of them since it had its state."""
+    return not all(map(torch.equal, states, torch_states()))
 
 
 @functools.cache

@@ -125,13 +125,21 @@ def data(tmp_path_factory) -> Path:
 
 
 @known
-@pytest.mark.parametrize("partition", ["two", "cut"])
-def test_training_is_that_of_plain_graphbolt_in_one_process(data, tmp_path, partition):
-    """With full replication, and without, where relations are cut at random."""
+@pytest.mark.parametrize(("partition", "device"), [
+    ("two", "cpu"), ("cut", "cpu"),
+    pytest.param("two", "cuda", marks=pytest.mark.needs("pretended"))])
+def test_training_is_that_of_plain_graphbolt_in_one_process(data, tmp_path, partition, device,
+                                                            monkeypatch):
+    """With full replication, and without, where relations are cut at random; and on GPUs that are
+    pretended, where `copy_to` takes batches."""
     plain = run([warm.with_dgl(), str(SCRIPT), str(data / "data"), str(tmp_path), "2"])
     assert plain.returncode == 0, plain.stderr
-    done = torchrun(2, "--set", f"partition.graphbolt={data / partition}", SCRIPT, data / "data",
-                    tmp_path, 2)
+    pretended = []
+    if device == "cuda":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        pretended = [SCRIPT.with_name("pretended") / "script.py"]
+    done = torchrun(2, "--set", f"partition.graphbolt={data / partition}", *pretended, SCRIPT,
+                    data / "data", tmp_path, 2, -1, 0, device)
     assert done.returncode == 0, done.stdout + done.stderr
     one, *ranks = (np.load(tmp_path / f"{name}.npz") for name in ("one", 0, 1))
     for name in one.files:

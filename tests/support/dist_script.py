@@ -262,7 +262,7 @@ def make_net(name: str, facts: Facts, case: Case, learnable: bool = True) -> Net
 
 
 def gradients(net: nn.Module) -> dict[str, np.ndarray]:
-    return {f"grad/{name}": (p.grad.to_dense() if p.grad.is_sparse else p.grad).numpy().copy()
+    return {f"grad/{name}": (p.grad.to_dense() if p.grad.is_sparse else p.grad).cpu().numpy().copy()
             for name, p in net.named_parameters() if p.grad is not None}
 
 
@@ -281,6 +281,9 @@ class Trainer:
         if os.environ.get("DGL_DIST_MODE") == "distributed":
             dist.init_process_group("gloo")
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(options.device)
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", self.rank % torch.cuda.device_count())
         self.g = dgl.distributed.DistGraph("academic", part_config=options.part_config)
         self.facts = Facts.of(self.g)
         self.train = self.split("train_mask")
@@ -300,13 +303,16 @@ class Trainer:
             batch_size=batch_size, **options)
 
     def features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {t: self.g.nodes[t].data["feat"][ids[t]].float() for t in self.facts.widths}
+        return {t: self.g.nodes[t].data["feat"][ids[t]].float().to(self.device)
+                for t in self.facts.widths}
 
     def labels(self, seeds: Tensor) -> Tensor:
-        return self.g.nodes["paper"].data["labels"][seeds].long()
+        return self.g.nodes["paper"].data["labels"][seeds].long().to(self.device)
 
     def parallel(self, net: nn.Module) -> nn.Module:
-        return nn.parallel.DistributedDataParallel(net) if self.world > 1 else net
+        net = net.to(self.device)
+        chosen = [self.device] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(net, chosen) if self.world > 1 else net
 
     def steps(self, net: nn.Module, loader: Any, found: dict[str, Any], count: int = STEPS
               ) -> Iterator[int]:
@@ -317,11 +323,12 @@ class Trainer:
             own = seeds["paper"]
             assert torch.equal(blocks[-1].dstnodes["paper"].data[dgl.NID], own)
             assert torch.equal(blocks[0].srcnodes["paper"].data[dgl.NID], ids["paper"])
-            logits = net(blocks, ids, self.features(ids))
+            logits = net([block.to(self.device) for block in blocks],
+                         {t: i.to(self.device) for t, i in ids.items()}, self.features(ids))
             loss = cross_entropy(logits, self.labels(own))
             net.zero_grad()
             loss.backward()
-            found |= {f"{step}/own": own.numpy(), f"{step}/logits": logits.detach().numpy()}
+            found |= {f"{step}/own": own.numpy(), f"{step}/logits": logits.detach().cpu().numpy()}
             plain = getattr(net, "module", net)
             found |= {f"{step}/{name}": grad for name, grad in gradients(plain).items()}
             found |= {f"{step}/ids/{t}": i.numpy() for t, i in ids.items()}
@@ -365,8 +372,9 @@ class Trainer:
             if name.endswith("ahead"):
                 ids = {t: i[:] if step % 2 else blocks[0].srcnodes[t].data[dgl.NID]
                        for t, i in ids.items()}
-            states = self.features(ids) | {t: table(ids[t]) for t, table in tables.items()}
-            logits = net(blocks, ids, states)
+            states = self.features(ids) | {t: table(ids[t], self.device)
+                                           for t, table in tables.items()}
+            logits = net([block.to(self.device) for block in blocks], ids, states)
             loss = cross_entropy(logits, self.labels(seeds["paper"]))
             if "negatives" in name:
                 loss = loss + sum(apart([table(i) for i in drawn_pairs(
@@ -377,7 +385,7 @@ class Trainer:
             dense.step()
             optimizer.step()
             found |= {f"{step}/own": seeds["paper"].numpy(),
-                      f"{step}/logits": logits.detach().numpy()}
+                      f"{step}/logits": logits.detach().cpu().numpy()}
         found |= {f"sent/{cause}": size for cause, size in counted().items()}
         g.barrier()
         if self.rank == 0:
@@ -499,6 +507,7 @@ def main() -> None:
     parser.add_argument("--part-config", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--cases", required=True)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(options)

@@ -1,7 +1,7 @@
 """A GraphBolt script that learns from nodes, as a user would write it; it knows nothing of
 dgl-heta.
 
-usage: gb_training.py DATASET OUT REPLICAS [FANOUT [WORKERS]]
+usage: gb_training.py DATASET OUT REPLICAS [FANOUT [WORKERS [DEVICE]]]
 
 One process, or several of torchrun. One process takes the batches that REPLICAS processes have,
 joined. With a negative FANOUT all neighbours.
@@ -60,11 +60,16 @@ def joined(items: Any, replicas: int) -> Any:
 
 
 class Script:
-    def __init__(self, directory: str, replicas: int, fanout: int, workers: int) -> None:
+    def __init__(self, directory: str, replicas: int, fanout: int, workers: int,
+                 device: str) -> None:
         self.replicas, self.workers = replicas, workers
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         if self.world > 1:
             dist.init_process_group("gloo")
+        self.device = torch.device(device)
+        if device == "cuda":
+            self.device = torch.device(device, int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
         self.dataset = gb.OnDiskDataset(directory).load()
         self.fanouts = [torch.full((len(self.dataset.graph.num_edges),), fanout)] * 2
 
@@ -76,12 +81,12 @@ class Script:
         pipe = pipe.sample_neighbor(self.dataset.graph, self.fanouts)
         pipe = pipe.fetch_feature(self.dataset.feature,
                                   {"paper": ["feat"], "author": ["feat"]})
-        return gb.DataLoader(pipe.copy_to("cpu"), num_workers=self.workers)
+        return gb.DataLoader(pipe.copy_to(self.device), num_workers=self.workers)
 
     def run(self, out: Path) -> None:
         torch.manual_seed(1)
         task, found = self.dataset.tasks[0], {}
-        net: Any = Net(self.dataset.graph).double()
+        net: Any = Net(self.dataset.graph).double().to(self.device)
         plain = net
         if self.world > 1:
             net = nn.parallel.DistributedDataParallel(net)
@@ -92,26 +97,28 @@ class Script:
             for step, batch in enumerate(train):
                 logits = net(batch.blocks, batch.node_features)
                 optimizer.zero_grad()
-                cross_entropy(logits, batch.labels["paper"].long()).backward()
+                labels = batch.labels["paper"].long()
+                assert labels.device == logits.device
+                cross_entropy(logits, labels).backward()
                 optimizer.step()
-                found |= {f"{epoch}/{step}/seeds": batch.seed_nodes["paper"].numpy(),
-                          f"{epoch}/{step}/logits": logits.detach().numpy()}
+                found |= {f"{epoch}/{step}/seeds": batch.seed_nodes["paper"].cpu().numpy(),
+                          f"{epoch}/{step}/logits": logits.detach().cpu().numpy()}
             net.eval()
             with torch.no_grad():
                 rows = [(b.seed_nodes["paper"], net(b.blocks, b.node_features)) for b in valid]
-            found |= {f"{epoch}/valid": torch.cat([x for x, _ in rows]).numpy(),
-                      f"{epoch}/predicted": torch.cat([x for _, x in rows]).numpy()}
+            found |= {f"{epoch}/valid": torch.cat([x for x, _ in rows]).cpu().numpy(),
+                      f"{epoch}/predicted": torch.cat([x for _, x in rows]).cpu().numpy()}
         found["sources"] = np.array([int(batch.input_nodes[t].numel())
                                      for t in ("author", "field", "paper")])
-        found |= {name: p.detach().numpy() for name, p in plain.named_parameters()}
+        found |= {name: p.detach().cpu().numpy() for name, p in plain.named_parameters()}
         np.savez(out / f"{os.environ.get('RANK', 'one')}.npz", **found)
 
 
 def main() -> None:
     directory, out, replicas, *more = sys.argv[1:]
     torch.set_num_threads(1)
-    fanout, workers = [*map(int, more), *(-1, 0)[len(more):]]
-    Script(directory, int(replicas), fanout, workers).run(Path(out))
+    fanout, workers, device = [*more, *("-1", "0", "cpu")[len(more):]]
+    Script(directory, int(replicas), int(fanout), int(workers), device).run(Path(out))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import torch._dynamo  # (every optimizer imports it, which takes seconds)
 from torch import Tensor, nn
 
 from dgl_heta import Edges, HGNNLayer, ModelSpec
+from dgl_heta.cache.visit_profile import hardware
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.making import make_plan, plan_without_replication
@@ -34,6 +35,7 @@ from dgl_heta.store import Store, write_store
 from dgl_heta.training import caches
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.loop import train
+from dgl_heta.training.preemption import PreemptedError
 from dgl_heta.training.setup import build_engine, check
 from dgl_heta.training.tasks import resolve
 from tests.support.copies import copies, within
@@ -46,6 +48,8 @@ from tests.support.waiting import PATIENCE
 GPUS = "0,1"
 LOST = "lost"
 """A case of this name loses the worker that reports steps, the first one, after one."""
+ENDED = "ended"
+"""One of this name is ended by SIGTERM in its epoch, and goes on."""
 Results = dict[tuple[str, int], list[dict[str, dict[str, Any]]]]
 """(Device, workers): per worker of each case what it found."""
 
@@ -57,7 +61,7 @@ def trained(out: Path, cases: dict[int, dict[str, dict[str, Any]]], again: Seque
     write_store(with_tasks(academic()), out / "store")
     found = {}
     for parts, of_parts in cases.items():
-        for where in devices:
+        for where in devices if of_parts else ():
             file = out / f"{where}-{parts}.job"
             file.write_text(json.dumps({
                 "store": str(out / "store"), "out": str(out), "parts": parts, "device": where,
@@ -69,6 +73,18 @@ def trained(out: Path, cases: dict[int, dict[str, dict[str, Any]]], again: Seque
             written = [out / f"{where}-{parts}-{rank}.json" for rank in range(parts)]
             found[where, parts] = [json.loads(one.read_text()) for one in written if one.exists()]
     return found
+
+
+def asked(request: Any, cases: dict[str, dict[str, Any]], parts: int
+          ) -> dict[str, dict[str, Any]]:
+    """Of the cases of so many workers those that the chosen tests of a module are about; all if a
+    test about none of them is chosen."""
+    of_tests = [getattr(item, "callspec", None) for item in request.session.items
+                if item.module is request.module]
+    if None in of_tests:
+        return cases
+    chosen = [(one.params.get("parts", 1), one.params["name"]) for one in of_tests if one]
+    return {name: case for name, case in cases.items() if (parts, name) in chosen}
 
 
 def _settings(case: dict[str, Any], parts: int) -> dict[str, dict[str, Any]]:
@@ -97,8 +113,8 @@ class Draws(HGNNLayer):
 class Step:
     """Receives the events of a training; counts its second step."""
 
-    def __init__(self, ends: bool) -> None:
-        self._ends = ends
+    def __init__(self, name: str) -> None:
+        self._ends = {LOST: signal.SIGKILL, ENDED: signal.SIGTERM}.get(name)
         self.losses: list[float] = []
         self.counted: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
@@ -106,8 +122,8 @@ class Step:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "step":
             self.losses.append(event["loss"])
-            if self._ends:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self._ends and event["step"] == 1:
+                os.kill(os.getpid(), self._ends)
             if event["step"] == 2:  # the first one is proved
                 self.counted = COUNTS.to_json()
             COUNTS.clear()
@@ -124,17 +140,23 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
     check(store, plan, settings, plugins)
     run_dir.mkdir(parents=True, exist_ok=True)
     found = {}
-    step = Step(name == LOST)
-    for epochs in (1, 2) if name in job["again"] else (1,):
+    step = Step(name)
+    for epochs in (1, 2) if name in job["again"] else (1, 1) if name == ENDED else (1,):
         longer = settings.model_copy(update={"train": settings.train.model_copy(
             update={"epochs": epochs})})
         engine = build_engine(store, plan, longer, plugins, run_dir)
         caches.attach(engine, plugins, run_dir / "profiles")
-        summary = train(engine, run_dir, engine.settings, plugins, resume=epochs > 1, report=step)
+        measured = [n for (what, line), n in COUNTS.syncs.items()
+                    if what == "Stream.synchronize" and "/penalties.py" in line]
+        try:
+            summary = train(engine, run_dir, engine.settings, plugins, resume=bool(found), report=step)
+        except PreemptedError:
+            assert name == ENDED
         if epochs == 1:
             found = {"device": str(engine.device), "source": engine.part.source.name,
                      "proved": engine.proof.proved if engine.proof else 0,
                      "capacity": engine.caches.capacity if engine.caches else 0,
+                     "measured": [hardware(engine.device)["device"], sum(measured)],
                      "told": engine.proof.told if engine.proof else None,
                      "hits": sum(of["hits"] for of in engine.caches.counted().values())
                      if engine.caches else 0}

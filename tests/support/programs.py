@@ -62,7 +62,8 @@ class Found:
 
 def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
         settings: Sequence[str] = (), sabotage: Sequence[str] = (), patience: float = PATIENCE,
-        rare: bool = False, cut: str | None = None) -> dict[str, list[Found]]:
+        rare: bool = False, cut: str | None = None, pretended: bool = False
+        ) -> dict[str, list[Found]]:
     """What the trainers found in each program.
 
     Parameters
@@ -73,9 +74,11 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
     sabotage : functions of :mod:`tests.support.sabotage` to call first.
     rare : on the graph in which small batches reach not every node type.
     cut : without replication, as of :func:`cut_partition`.
+    pretended : on a pretended GPU for each trainer.
     """
     found, text = run_some(programs, machines, trainers, directory, raf=raf, settings=settings,
-                           sabotage=sabotage, patience=patience, rare=rare, cut=cut)
+                           sabotage=sabotage, patience=patience, rare=rare, cut=cut,
+                           pretended=pretended)
     assert len(found) == len(programs), text
     return dict(zip(programs, found))
 
@@ -83,8 +86,8 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
 def run_some(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
              settings: Sequence[str] = (), sabotage: Sequence[str] = (),
              patience: float = PATIENCE, timeout_s: int = 120, trace: bool = False,
-             nudge: float = 0.0, rare: bool = False, cut: str | None = None
-             ) -> tuple[list[list[Found]], str]:
+             nudge: float = 0.0, rare: bool = False, cut: str | None = None,
+             pretended: bool = False) -> tuple[list[list[Found]], str]:
     """The same, of the first programs up to one that ends a trainer or the patience; and what the
     trainers printed.
 
@@ -104,8 +107,7 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     world = machines * trainers
     job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,
            "part_config": str(config), "out": str(out), "port": meeting.port, "trace": trace,
-           "nudge": nudge, "rare": rare,
-           "timeout_s": timeout_s,
+           "nudge": nudge, "rare": rare, "pretended": pretended, "timeout_s": timeout_s,
            "settings": [f"run.timeout_s={EXCHANGE_S}", "run.prove=off", *settings],
            "sabotage": list(sabotage)}
     for old in out.glob("*-*.json"):

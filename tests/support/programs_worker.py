@@ -12,6 +12,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +37,8 @@ from dgl_heta.features.deferred import lazy_rows
 from dgl_heta.hooks.manager import plugins
 from tests.support.copies import print_to, write
 from tests.support.dist_reference import whole_graph
+from tests.support.pretended import dgl_graphs, pretend
+from tests.support.pretended.counts import COUNTS
 
 Batch = tuple[dict[str, Tensor], dict[str, Tensor], list[Any]]
 
@@ -73,10 +76,12 @@ class Trainer:
     facts : of the graph.
     nodes : this trainer's nodes to train on, of type "paper".
     session : dgl-heta's; None by plain DGL.
+    device : where modules and blocks are, and ids, features and labels are given.
     """
 
     def __init__(self, rank: int, job: dict[str, Any], graph: Any) -> None:
         self.rank, self.world, self.raf = rank, job["world"], job["raf"]
+        self.device = torch.device("cuda", rank) if job["pretended"] else torch.device("cpu")
         self._nudge = job["nudge"]
         self.partners = [rank, *(r for r in range(rank % job["trainers"], self.world,
                                                   job["trainers"]) if r != rank)]
@@ -102,11 +107,16 @@ class Trainer:
             [-1] * layers if fanouts is None else fanouts)
         if self.session is None:
             return _PlainLoader(self, chosen, batch_size, sampler)
-        return dgl.dataloading.DistNodeDataLoader(
+        loader = dgl.dataloading.DistNodeDataLoader(
             Graph(self.session, self.whole), {"paper": chosen}, sampler, batch_size=batch_size)
+        return loader if self.device.type == "cpu" else _Moving(loader, self.device)
 
     def features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows of the types that have features, fp64; they wait under RAF, as in scripts."""
+        ids = {t: i.cpu() for t, i in ids.items()}
+        return {t: rows.to(self.device) for t, rows in self._features(ids).items()}
+
+    def _features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.session is None or not self.session.settings.train.lazy_features:
             return {t: self.whole.nodes[t].data["feat"][ids[t]].double()
                     for t in self.facts.widths}
@@ -121,11 +131,11 @@ class Trainer:
         return rows
 
     def labels(self, seeds: dict[str, Tensor]) -> Tensor:
-        return self.whole.nodes["paper"].data["labels"][seeds["paper"]].long()
+        return self.whole.nodes["paper"].data["labels"][seeds["paper"].cpu()].long().to(self.device)
 
     def parallel(self, net: nn.Module, **options: Any) -> nn.Module:
         """DistributedDataParallel; the module's parameters become fp64."""
-        net = net.double()
+        net = net.double().to(self.device)
         if self._nudge:
             other = torch.Generator().manual_seed(len(self.found))
             for parameter in net.parameters():
@@ -140,10 +150,10 @@ class Trainer:
         """Keep a value to compare; with `ids` row by row by these. A name twice is two values."""
         names = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
         key = next(n for n in names if n not in self.found)
-        self.found[key] = value.detach().numpy().copy()
+        self.found[key] = value.detach().cpu().numpy().copy()
         if ids is not None:
             assert len(ids) == len(value), (name, len(ids), len(value))
-            self.found[f"{key}#ids"] = ids.numpy().copy()
+            self.found[f"{key}#ids"] = ids.cpu().numpy().copy()
 
     def gradients(self, net: nn.Module) -> None:
         """Keep the gradients of a module's parameters, and which have none."""
@@ -155,6 +165,22 @@ class Trainer:
         """Keep a module's parameters."""
         for name, parameter in getattr(net, "module", net).named_parameters():
             self.record(f"parameter {name}", parameter)
+
+
+class _Moving:
+    """Batches of a loader, on a device, as scripts move them."""
+
+    def __init__(self, loader: Any, device: torch.device) -> None:
+        self._loader, self._device = loader, device
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for ids, seeds, blocks in self._loader:
+            yield ({t: i.to(self._device) for t, i in ids.items()},
+                   {t: i.to(self._device) for t, i in seeds.items()},
+                   [block.to(self._device) for block in blocks])
 
 
 class _PlainLoader:
@@ -192,7 +218,9 @@ def main(file: Path) -> int:
     for rank in range(job["world"]):
         process = os.fork()
         if not process:
-            _be_trainer(job, rank)
+            os.environ |= {"CUDA_VISIBLE_DEVICES": "0,1"} if job["pretended"] else {}
+            with pretend() if job["pretended"] else nullcontext():
+                _be_trainer(job, rank)
         trainers.append(process)
     for _ in trainers:
         _, status = os.wait()
@@ -204,6 +232,9 @@ def main(file: Path) -> int:
 def _be_trainer(job: dict[str, Any], rank: int) -> None:
     """Run all programs, and end the process."""
     print_to(Path(job["out"]) / f"log-{rank}")
+    if job["pretended"]:
+        dgl_graphs.pretend()
+        torch.cuda.set_device(rank)
     status = 1
     try:
         store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
@@ -241,6 +272,9 @@ def _run(job: dict[str, Any], number: int, rank: int) -> None:
         error = f"{type(caught).__name__}: {caught}"
         if job["trace"]:
             traceback.print_exc()
+    if COUNTS.problems and error is None:
+        error = "; ".join(" | ".join(key) for key in COUNTS.problems)
+    COUNTS.problems.clear()
     stem = Path(job["out"]) / f"{number}-{rank}"
     np.savez(f"{stem}.npz", **{f"{i}": value for i, value in enumerate(trainer.found.values())})
     text = json.dumps({"error": error, "names": list(trainer.found),

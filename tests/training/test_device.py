@@ -60,7 +60,9 @@ def test_two_workers_are_refused_one_gpu_on_all_workers_alike(tmp_path: Path) ->
 
 @pytest.mark.needs("pretended")
 def test_a_lost_worker_ends_the_others_with_an_error(tmp_path: Path) -> None:
-    """And not PyTorch, which aborts the process."""
-    (left,) = trained(tmp_path, {2: {LOST: {}}}, devices=["cuda"])["cuda", 2]
+    """And not PyTorch, which aborts the process that waits for NCCL."""
+    case = {"train.learnable": "replica"}  # whose rows are not exchanged in memory before
+    (left,) = trained(tmp_path, {2: {LOST: case}}, devices=["cuda"])["cuda", 2]
     assert left[LOST]["status"] == 3
     assert "worker 1 lost another worker" in left[LOST]["error"]
+    assert "while exchanging partials" in left[LOST]["error"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.pretended import MEMORY
-from tests.support.pretended_worker import Results, trained
+from tests.support.pretended_worker import ENDED, Results, asked, trained
 
 pytestmark = pytest.mark.needs("pretended")
 
@@ -17,9 +17,10 @@ CACHED = {"cache.gate": False, "cache.capacity_mb": 0.002, "cache.epochs": 1}
 BOTH: dict[str, dict[str, Any]] = {
     "rgcn": {"model.bases": 2, "model.dropout": 0.5, "train.clip_grad_norm": 1.0},
     "rgat": {"model.name": "rgat"},
-    "hgt": {"model.name": "hgt", "model.layer_norm": True},
+    "hgt": {"model.name": "hgt", "model.layer_norm": True, "train.metrics": ["top2_accuracy"]},
     "han": {"model.name": "han"},
-    "maxima": {"model.aggregate": "max", "model.reduce": "max"},
+    "maxima": {"model.aggregate": "max", "model.reduce": "max",
+               "train.class_weights": "balanced"},
     "links": LINKS,
     "labels": {"task.kind": "multilabel", "task.label": "keywords", "train.metrics": ["f1_macro"]},
     "autocast": {"model.name": "rgat", "train.dtype": "float32", "train.autocast": "bfloat16"},
@@ -28,6 +29,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "cache clock": {**CACHED, "cache.policy": "clock"},
 }
 ONE: dict[str, dict[str, Any]] = {
+    ENDED: {"model.dropout": 0.5, "train.batch_size": 8},
     "minima, operators of torch": {"model.aggregate": "min", "train.kernel": "torch"},
     **{f"cache {policy}": {**CACHED, "cache.policy": policy}
        for policy in ("miss_penalty", "hotness", "degree", "fifo")},
@@ -68,9 +70,10 @@ CASES = [(1, name) for name in (*BOTH, *ONE)] + [(2, name) for name in (*BOTH, *
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return trained(tmp_path_factory.mktemp("pretended"), {1: {**BOTH, **ONE}, 2: {**BOTH, **TWO}},
-                   again=["rgcn", "links", "cache clock"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return trained(tmp_path_factory.mktemp("pretended"), {
+        1: asked(request, {**BOTH, **ONE}, 1), 2: asked(request, {**BOTH, **TWO}, 2)},
+        again=["rgcn", "links", "cache clock"])
 
 
 @pytest.mark.parametrize(("parts", "name"), CASES)
@@ -94,6 +97,11 @@ def test_a_step_launches_waits_and_copies_no_more_than_this(results: Results, pa
     assert found["kernels"] <= 1.05 * kernels, found["of kernels"]  # releases of torch differ
     for what, most in zip(("syncs", "up", "down"), others):
         assert found[what] <= most, (what, found["of syncs"])
+    # Seconds of a stage, and of waiting for others, end when the GPU has done what was asked.
+    waits = {line: n for what, line, n in found["of syncs"] if what == "Stream.synchronize"}
+    assert sum(n for line, n in waits.items() if "/engine.py" in line) == 4
+    assert sum(n for line, n in waits.items() if "/collectives.py" in line) >= sum(
+        found["collectives"].values())
 
 
 def test_seconds_of_stages_are_told_though_nobody_waits_for_them(results: Results) -> None:
@@ -111,6 +119,10 @@ def test_rows_are_found_in_caches_and_a_gpu_is_one_workers(results: Results) -> 
             cases = [case for name, case in worker.items() if name.startswith("cache")]
             assert cases
             assert all(case["hits"] for case in cases)
+            for case in cases:  # a profile of one device says nothing of another
+                name, waits = case["measured"]
+                assert name == ("pretended" if device == "cuda" else "cpu")
+                assert bool(waits) == (device == "cuda")
             if device == "cuda":  # half of what is free on the GPU, however many workers there are
                 assert worker["rgcn"]["capacity"] == MEMORY // 2
 

@@ -343,7 +343,8 @@ def _gradients_of(roots: Sequence[Tensor], given: Any) -> list[Any]:
 def _as_row(gradients: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> Tensor:
     """Return gradients in one row, and for each whether it is there: trainers may have none of a
     parameter whose relations are elsewhere, which only the sum of all tells from zeros."""
-    there = torch.tensor([float(grad is not None) for grad in gradients], dtype=wanted[0].dtype)
+    there = torch.tensor([float(grad is not None) for grad in gradients], dtype=wanted[0].dtype,
+                         device=wanted[0].device)
     return torch.cat([*(torch.zeros_like(x).flatten() if grad is None else
                         grad.to_dense().flatten() for x, grad in zip(wanted, gradients)), there])
 

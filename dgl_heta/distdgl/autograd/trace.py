@@ -188,7 +188,7 @@ class Trace(TorchDispatchMode):
         else:
             if func._schema.name in _WRITTEN_COPIES and args[0].dim():
                 self.check_memory(len(args[0]), [item for item in given if isinstance(item, Ref)])
-            run = _runner(func, spec, _random_state(func, kwargs))
+            run = _runner(func, spec, *_random_state(func, items))
             out = func(*args, **kwargs)
             self._note_results(tree_flatten(out)[0], Operation(run, given, numbers))
         self._note_views(func, args, kwargs, out)
@@ -225,15 +225,15 @@ class Trace(TorchDispatchMode):
             if base.numel() > MOST_COPIED:
                 return func(*args, **kwargs)
             before = base.detach().clone()
-        state = _random_state(func, kwargs)
         items, spec = tree_flatten((args, kwargs))
+        drawn = _random_state(func, items)
         position = next(i for i, item in enumerate(items) if item is written)
 
         def run(values: list[Any]) -> list[Any]:
             *rest, whole = values
             whole = whole.clone()
             rest[position] = part = _follow(steps, whole)
-            _runner(func, spec, state)(rest)
+            _runner(func, spec, *drawn)(rest)
             return [whole, part]
 
         given = [None if i == position else item for i, item in enumerate(given)] + [before]
@@ -349,15 +349,20 @@ def _numbers(func: Any, given: Sequence[Any]) -> list[float]:
     return numbers
 
 
-def _random_state(func: Any, kwargs: Any) -> Tensor | None:
-    """Return the state of the generator that a function is about to draw from."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return None
-    state: Tensor = (kwargs.get("generator") or torch.default_generator).get_state()
-    return state
+def _random_state(func: Any, items: Sequence[Any]) -> tuple[torch.Generator, Tensor | None]:
+    """Return the generator that a function of these items would draw from, and its state if it is
+    about to."""
+    given = [item for item in items if isinstance(item, torch.Generator)]
+    on_gpu = [x for x in (getattr(item, "device", item) for item in items)
+              if isinstance(x, torch.device) and x.type == "cuda"]
+    generator = given[0] if given else (
+        torch.cuda.default_generators[on_gpu[0].index or 0] if on_gpu else torch.default_generator)
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    return generator, generator.get_state() if draws else None
 
 
-def _runner(func: Any, spec: Any, state: Tensor | None) -> Callable[[list[Any]], list[Any]]:
+def _runner(func: Any, spec: Any, generator: torch.Generator, state: Tensor | None
+            ) -> Callable[[list[Any]], list[Any]]:
     """Return a function of flat arguments that returns flat results, and draws what was drawn."""
     if "batch_norm" in func._schema.name:  # that it looks at all rows is documented
         return lambda items: [items[0], None, None, None]
@@ -366,15 +371,12 @@ def _runner(func: Any, spec: Any, state: Tensor | None) -> Callable[[list[Any]],
         args, kwargs = tree_unflatten(items, spec)
         if state is None:
             return tree_flatten(func(*args, **kwargs))[0]
-        if kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": torch.Generator()}
-            kwargs["generator"].set_state(state)
-        before = torch.get_rng_state()
-        torch.set_rng_state(state)
+        before = generator.get_state()
+        generator.set_state(state)
         try:
             return tree_flatten(func(*args, **kwargs))[0]
         finally:
-            torch.set_rng_state(before)
+            generator.set_state(before)
     return run
 
 

@@ -28,7 +28,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.cross import extreme_of, merge
 from dgl_heta.nn.row_parts import Part
 from dgl_heta.planning.extremes import EXTREMES
-from dgl_heta.sampling.blocks import Block
+from dgl_heta.sampling.blocks import Block, RelationBlock
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks.raf_block import RafBlock
@@ -107,11 +107,16 @@ def merge_agreed(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggrega
         block = replace(block, reads={})  # a callable may look at all rows together
     # Partial sums travel, and each would be rounded in half precision; DGL rounds the whole once.
     precise = merge_dtype(like.dtype)
-    flat = [(edges, value.reshape(edges.num_rows, shape.numel()).to(precise))
+    flat = [(_beside(edges, value), value.reshape(edges.num_rows, shape.numel()).to(precise))
             for edges, value in parts]
     out = _Merge(layer, block, ntype, flat, like.new_empty(0, dtype=precise), relations,
                  shape).by(aggregate)
     return out if out is None or out.dtype != precise else out.to(like.dtype)
+
+
+def _beside(edges: RelationBlock, value: Tensor) -> RelationBlock:
+    """Return the edges with the numbers of their rows on the device of these."""
+    return edges if edges.rows is None else replace(edges, rows=edges.rows.to(value.device))
 
 
 @dataclass

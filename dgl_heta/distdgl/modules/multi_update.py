@@ -234,7 +234,7 @@ def _fill(call: _UpdateCall) -> None:
         if columns or len(edges.indices):
             continue
         for name, shape, dtype in call.plan.fields.get(edges.relation, ()):
-            value = torch.zeros(edges.num_rows, *shape, dtype=dtype)
+            value = torch.zeros(edges.num_rows, *shape, dtype=dtype, device=call.g.device)
             if builtin(reduce) and reduce.name in EXTREMES:
                 value = _extreme(value, reduce.name, edges, presence(call.layer))
             columns[name] = value

@@ -54,6 +54,7 @@ from dgl_heta.distdgl.proof.row_nodes import (
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.proof.comparison import TOLERANCES
+from dgl_heta.proof.outside import drawn_since, torch_generators, torch_states
 from dgl_heta.proof.recorded_run import ROWS, Key, Record, fewest
 from dgl_heta.system.nested import items_of, of_type
 
@@ -171,14 +172,15 @@ class Recorder:
             self._enter(module, blocks, args, kwargs)
         if self._step is None:
             return self._inside(original, module, args, kwargs)
-        before, state = self._random, torch.get_rng_state()
+        before, states = self._random, torch_states()
         output = self._inside(original, module, args, kwargs)
-        if not torch.equal(state, torch.get_rng_state()):
+        if drawn_since(states):
             if before == self._random:
                 self._random += 1
                 _note(self.record.random, self._named(module))
             if outermost:  # or the two runs, with other rows, would go on from other states
-                torch.set_rng_state(state)
+                for generator, state in zip(torch_generators(), states):
+                    generator.set_state(state)
         if is_norm(module) and self._step == "training":
             _note(self.record.norms, self._named(module))
         if outermost:
@@ -208,7 +210,7 @@ class Recorder:
             if dtype is not None:
                 self._coarsen(str(dtype).removeprefix("torch."))
         self._add("draws", self._named(module), (), torch.tensor(
-            [zlib.crc32(torch.get_rng_state().numpy().tobytes())]), None)
+            [zlib.crc32(torch.cat(torch_states()).numpy().tobytes())]), None)
         self._rows = [*destinations(blocks[-1]), *sources(blocks[0])] if blocks else (
             self._batch_nodes)
         if not blocks:

@@ -26,6 +26,7 @@ from dgl_heta.errors import HetaError
 from dgl_heta.proof.copies import NotProvedError, unwrap
 from dgl_heta.proof.gather import levels
 from dgl_heta.proof.module_call import Call, complete
+from dgl_heta.proof.outside import drawn_since, torch_states
 from dgl_heta.proof.proving import Proof
 from dgl_heta.proof.schedule import Schedule
 from dgl_heta.sampling.blocks import MiniBatch
@@ -54,8 +55,8 @@ def handed_out(step: Step, session: Session, batch: MiniBatch, blocks: list[RafB
     watch.settle()
     if not schedule.due(step.seed, step.epoch, step.step, step.steps):
         return False
-    # The generator's state tells later whether random numbers were used in between.
-    origin = Origin(session, step, batch, torch.get_rng_state())
+    # The generators' states tell later whether random numbers were used in between.
+    origin = Origin(session, step, batch, torch_states())
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
@@ -181,7 +182,7 @@ class Watch:
             unwrap(module), {"args": given[0], "kwargs": given[1], "frames": frames},
             ids, complete(origin.batch, ids), min(frames) - 1,
             max(frames) == len(ids) - 1,
-            torch.is_grad_enabled(), not torch.equal(origin.random_state, torch.get_rng_state()),
+            torch.is_grad_enabled(), drawn_since(origin.random_states),
             hash_key(origin.step.key, origin.calls) >> 2,
             session.settings.train.learnable == "replica",
             "data of edges is read by the ids of a block's edges" if by_edge else None)

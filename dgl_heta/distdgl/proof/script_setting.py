@@ -27,6 +27,7 @@ from dgl_heta.proof.replay import Reads
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
 from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.system.nested import of_type
 
 Resample = Callable[[Sequence[Mapping[str, np.ndarray]]], MiniBatch]
 """Samples a step's blocks again, for seeds of each trainer of the group (target type → ids)."""
@@ -65,14 +66,14 @@ class Origin:
 
     Attributes
     ----------
-    random_state : of the generator when the batch was handed out.
+    random_states : of PyTorch's generators when the batch was handed out.
     calls : how many were proved.
     """
 
     session: Session
     step: Step
     batch: MiniBatch
-    random_state: Tensor
+    random_states: list[Tensor]
     calls: int = 0
 
 
@@ -180,9 +181,12 @@ class DglSetting:
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
     """Return what puts blocks in the place of the script's, by layer, with its data on nodes."""
+    of_script = of_type(RafBlock, (given["args"], given["kwargs"]))
+    moved = {b.layer.block.layer: blocks[b.layer.block.layer - 1].to(b.device)
+             for b in of_script if b.layer is not None}
     for layer, ends in given["frames"].items():
         for end, types in ends.items():
-            nodes = blocks[layer - 1].srcnodes if end == "src" else blocks[layer - 1].dstnodes
+            nodes = moved[layer].srcnodes if end == "src" else moved[layer].dstnodes
             for ntype, columns in types.items():
                 for name, column in columns.items():
                     nodes[ntype].data[name] = column
@@ -192,5 +196,5 @@ def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
             return item
         if item.layer is None:
             raise NotProvedError("the model is given a slice of a block")
-        return blocks[item.layer.block.layer - 1]
+        return moved[item.layer.block.layer]
     return replaced

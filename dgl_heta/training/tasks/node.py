@@ -221,7 +221,8 @@ class Classification:
 
     def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float | Tensor]]:
         labels = move(torch.from_numpy(values), outputs.device)
-        weights = None if self._weights is None else torch.from_numpy(self._weights).to(outputs)
+        weights = None if self._weights is None else move(
+            torch.from_numpy(self._weights), outputs.device).to(outputs.dtype)
         right = (outputs.argmax(1) == labels).sum()
         return (F.cross_entropy(outputs, labels, weights, reduction="sum"),
                 [right, float(len(values))])

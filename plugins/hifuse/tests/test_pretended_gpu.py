@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pretended_worker import Results, trained
+from tests.support.pretended_worker import Results, asked, trained
 
 pytestmark = pytest.mark.needs("pretended")
 
@@ -26,9 +26,10 @@ COUNTED = {"merged, rgcn": (192, 7), "merged, rgat": (448, 7), "merged, hgt": (8
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return trained(tmp_path_factory.mktemp("pretended"),
-                   {1: CASES, 2: {name: CASES[name] for name in TWO}}, guests=True)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return trained(tmp_path_factory.mktemp("pretended"), {
+        1: asked(request, CASES, 1), 2: asked(request, {name: CASES[name] for name in TWO}, 2)},
+        guests=True)
 
 
 @pytest.mark.parametrize(("parts", "name"), [

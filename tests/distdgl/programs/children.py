@@ -322,7 +322,7 @@ class Stacked(Net):
                 ) -> Tensor:
         states = self.inputs(ids, features)
         for layer, block in zip(self.layers, blocks):
-            states = {t: (x * torch.arange(1, x.shape[1] + 1)[:, None]).sum(1)
+            states = {t: (x * torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]).sum(1)
                       for t, x in layer(block, states).items()}
         return states["paper"]
 

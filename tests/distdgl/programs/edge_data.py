@@ -46,7 +46,7 @@ def tables(t: Trainer, width: int = 0) -> dict[Etype, Table]:
 
 
 def read(block: Any, every: dict[Etype, Table]) -> dict[Etype, Tensor]:
-    return {e: table[block.edges[e].data[dgl.EID]] for e, table in every.items()}
+    return {e: table[block.edges[e].data[dgl.EID]].to(block.device) for e, table in every.items()}
 
 
 class Weighted(nn.Module):

@@ -122,9 +122,9 @@ def few(t: Trainer, name: str) -> None:
     make, cross = FUNCTIONS[name]
     for ids, seeds, blocks in t.loader(batch_size=2, layers=1):
         torch.manual_seed(1)
-        layer = Layer(t.facts, HIDDEN, 4, make, cross).double()
-        states = {n: torch.sin(i.double()[:, None] * torch.arange(1., HIDDEN + 1).double())
-                  for n, i in ids.items()}
+        layer = Layer(t.facts, HIDDEN, 4, make, cross).double().to(t.device)
+        columns = torch.arange(1., HIDDEN + 1, device=t.device).double()
+        states = {n: torch.sin(i.double()[:, None] * columns) for n, i in ids.items()}
         out = layer(blocks[0], states)["paper"]
         if "max" not in name and "min" not in name:  # DGL's fails for want of source rows
             out.square().sum().backward()

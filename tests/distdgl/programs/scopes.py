@@ -17,7 +17,9 @@ import torch
 from dgl.nn.pytorch import HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, normalize
+from torch.utils._pytree import tree_flatten
 
+from dgl_heta.distdgl.autograd import trace as tracing
 from tests.distdgl.programs.usual import HIDDEN, Net
 from tests.support.programs_worker import Facts, Trainer
 
@@ -210,7 +212,7 @@ def looked_at(s: Step, loss: Tensor) -> Tensor:
     print(len(s.ids["author"]), s.blocks[0].num_edges(), h.shape, h.norm().item(), h.mean())
     rate = len(s.ids["paper"]) / 1.5
     assert rate >= 0
-    assert h.detach().numpy().shape[0] == len(h)
+    assert h.detach().cpu().numpy().shape[0] == len(h)
     return loss
 
 
@@ -227,7 +229,7 @@ def contrast(s: Step, loss: Tensor) -> Tensor:
     """Own seeds against each other, and weights by their own features."""
     z = normalize(s.out)
     weights = s.features["paper"][:s.n, 0].sigmoid()
-    return loss + cross_entropy(z @ z.T / 0.1, torch.arange(s.n)) * weights.mean()
+    return loss + cross_entropy(z @ z.T / 0.1, torch.arange(s.n, device=z.device)) * weights.mean()
 
 
 def overwritten(s: Step, loss: Tensor) -> Tensor:
@@ -262,7 +264,7 @@ def run(t: Trainer, make: Loss, ahead: bool = False, training_norm: bool = False
     net = t.parallel(Open(t.facts, sliced))
     inner: Open = net.module
     judge, head = t.parallel(nn.Linear(HIDDEN, 1)), t.parallel(nn.Linear(HIDDEN, CLASSES))
-    norm = nn.BatchNorm1d(HIDDEN).double().train(training_norm)
+    norm = nn.BatchNorm1d(HIDDEN).double().to(t.device).train(training_norm)
     batches = zip(range(2), t.loader(batch_size=12))
     for number, (ids, seeds, blocks) in [*batches] if ahead else batches:
         features = t.features(ids)
@@ -310,14 +312,15 @@ def sliced(t: Trainer, name: str) -> None:
 
 def asked(t: Trainer, name: str) -> None:
     """Gradients of parameters by autograd.grad, of a model that is not wrapped."""
-    net = Open(t.facts).double()
+    net = Open(t.facts).double().to(t.device)
     parameters = [*net.parameters()]
     ids, seeds, blocks = next(iter(t.loader(batch_size=12)))
     features = t.features(ids)
     out, levels = net(blocks, ids, features)
     loss = cross_entropy(out, t.labels(seeds))
-    step = Step(0, net, nn.Linear(HIDDEN, 1).double(), nn.Linear(HIDDEN, CLASSES).double(),
-                nn.Identity(), blocks, ids, seeds["paper"], features, out, levels, loss)
+    judge, head = (nn.Linear(HIDDEN, n).double().to(t.device) for n in (1, CLASSES))
+    step = Step(0, net, judge, head, nn.Identity(), blocks, ids, seeds["paper"], features, out,
+                levels, loss)
     grads = torch.autograd.grad({**OWN, **GROUPS}[name](step, loss), parameters, allow_unused=True)
     for grad, parameter in zip(grads, parameters):
         t.record("gradient", torch.zeros_like(parameter) if grad is None else grad)
@@ -332,6 +335,17 @@ def ahead(t: Trainer, name: str) -> None:
 def normed(t: Trainer) -> None:
     """Jumping knowledge past a batch norm, whose statistics are of the rows of a machine."""
     run(t, jumping, training_norm=True)
+
+
+def drawn_again(t: Trainer) -> None:
+    """What was drawn for an operation is drawn again, and the script goes on with other numbers."""
+    func = torch.ops.aten.bernoulli.p
+    items, spec = tree_flatten(((torch.ones(40, device=t.device), 0.5), {}))
+    drawn = tracing._random_state(func, items)
+    once, again = func(*items), tracing._runner(func, spec, *drawn)(items)[0]
+    assert torch.equal(once, again)
+    assert not torch.equal(once, func(*items))
+    t.record("drawn", torch.zeros(1))
 
 
 def hooked(t: Trainer) -> None:

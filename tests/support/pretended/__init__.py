@@ -15,6 +15,7 @@ There is no way back: tests do this in processes of their own
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def pretend() -> Iterator[None]:
     cuda.mem_get_info = lambda chosen=None: (MEMORY, MEMORY)
     cuda.get_device_properties = lambda chosen: SimpleNamespace()  # no uuid, as before torch 2.4
     cuda.get_device_name = lambda chosen=None: "pretended"
-    cuda.default_generators = (device.GENERATOR,)
+    cuda.default_generators = (device.GENERATOR,) * gpus
     cuda.manual_seed_all = device.GENERATOR.manual_seed
     cuda.get_rng_state = lambda chosen=None: device.GENERATOR.get_state()
     cuda.set_rng_state = lambda state, chosen=None: device.GENERATOR.set_state(state)
@@ -68,6 +69,7 @@ def pretend() -> Iterator[None]:
     clip_grad._has_foreach_support = lambda tensors, device: True  # type: ignore[assignment]
     threading.Thread.run = _pretending(threading.Thread.run)  # type: ignore[method-assign]
     collectives.install()
+    gc.disable()  # it clears attributes of tensors that C++ alone refers to, and so their `host`
     with device.Pretending():
         yield
 

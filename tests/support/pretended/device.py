@@ -6,6 +6,7 @@ and are counted; a mix of devices that CUDA refuses is refused.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -79,6 +80,11 @@ class OnDevice(Tensor):
                               else copy.requires_grad_(self.requires_grad))
         return memo[id(self)]
 
+    def as_subclass(self, cls: Any) -> Any:
+        """A tensor of another class, too, whose functions come first; of `Tensor` of none."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return _Alike.apply(self, OnDevice if cls is Tensor else _mixed(cls))
+
     def __getitem__(self, index: Any) -> Tensor:
         """A list of numbers is copied where no mode sees it."""
         def copied(part: Any) -> Any:
@@ -107,6 +113,24 @@ class OnDevice(Tensor):
 
     def data_ptr(self) -> int:
         return self.host.data_ptr()
+
+
+class _Alike(torch.autograd.Function):
+    """The same numbers as a tensor of another class."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: OnDevice, cls: Any) -> Any:
+        return cls.__new__(cls, tensor.host)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad, None
+
+
+@functools.cache
+def _mixed(cls: type[Tensor]) -> Any:
+    """The class of tensors of the device that are of another class, too."""
+    return type(cls.__name__, (cls, OnDevice), {})
 
 
 class Pretending(TorchDispatchMode):
