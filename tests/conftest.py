@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import json
 import os
 import signal
 import sys
@@ -92,6 +93,17 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector leave alone what was imported, a million objects."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write how a test ended to the file that HETA_TESTS_RESULTS names, as a line of JSON: what is
+    killed later has told what it found (scripts/gpu.sh)."""
+    file = os.environ.get("HETA_TESTS_RESULTS")
+    if file and (report.when == "call" or report.outcome != "passed"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+        with open(file, "a", encoding="utf-8") as out:
+            out.write(json.dumps({"test": report.nodeid, "outcome": report.outcome, "seconds":
+                                  round(report.duration, 2), "reason": reason[-2000:]}) + "\n")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -213,7 +213,9 @@ class TrainSettings(_Section):
         "same", description="what float32 partial aggregations, learnable rows and their gradients "
         "are sent as; bfloat16 halves these bytes, and they are still summed as float32 (e.g. "
         "--set train.exchange_dtype=bfloat16)")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+    device: Literal["auto", "cpu", "cuda", "cuda-shared"] = Field(
+        "auto", description="where to compute: cuda on a GPU per worker, auto too if each has one; "
+        "cuda-shared on GPUs that several workers share")
     threads: int = Field(0, ge=0, le=4096, description="CPU threads per worker; 0 shares the cores "
                          "evenly")
     sampling_threads: int = Field(

@@ -38,6 +38,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.settings.sections import ON_GPUS
 from dgl_heta.store.structure import check_range
 from dgl_heta.system.memory import capacity_bytes
+from dgl_heta.training.device import SHARED
 from dgl_heta.training.engine import Engine
 
 _STEPS = 1 << 41  # step numbers of pre-sampling, far from those of training and evaluation
@@ -209,7 +210,8 @@ class FeatureCaches:
         cache = engine.settings.cache
         start = time.perf_counter()
         self._engine, self.policy, self.notes = engine, policy.name, profiler.notes
-        sharers = engine.local_workers if engine.device == CPU else 1  # a GPU is one worker's
+        alone = engine.device != CPU and engine.settings.train.device != SHARED
+        sharers = 1 if alone else engine.local_workers
         self.capacity = capacity_bytes(cache.capacity_mb, engine.device, sharers)
         self._types = engine.store.schema.node_types
         self._cached: dict[str, tuple[CachedRows | CachedTable, int]] = {}

@@ -1,4 +1,4 @@
-"""Where workers compute: each on a GPU of its own, or all of them on CPUs."""
+"""Where workers compute: each on a GPU of its own, all on those that they share, or all on CPUs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from dgl_heta.comm.machines import machine_name
 from dgl_heta.errors import InputError, several
 
 log = logging.getLogger("dgl_heta")
+SHARED = "cuda-shared"
+"""`train.device` with which workers share GPUs. What they exchange goes through memory, as NCCL
+takes one worker per GPU."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +48,22 @@ def choose_device(choice: str, world: Comm) -> torch.device:
 
     Parameters
     ----------
-    choice : "cpu"; "cuda"; or "auto", for GPUs if each worker has one of its own.
+    choice : "cpu"; "cuda"; "cuda-shared", where a GPU may be several workers'; or "auto", for GPUs
+        if each worker has one of its own.
     world : all workers; sends what is in memory.
 
     Raises
     ------
     InputError
-        "cuda", and a worker has no GPU of its own; on all workers alike.
+        "cuda", and a worker has no GPU of its own, or "cuda-shared" and it sees none; on all
+        workers alike.
     """
     if choice == "cpu":
         return torch.device("cpu")
     own = Seen.here()
     every = [Seen(*seen) for seen in world.all_gather_json(
         [own.machine, own.place, own.workers, own.gpus], "control")]
-    indices = deal(every)
+    indices = deal(every, choice == SHARED)
     index = indices[world.rank]
     if index is not None and None not in indices:
         torch.cuda.set_device(index)
@@ -67,16 +72,18 @@ def choose_device(choice: str, world: Comm) -> torch.device:
     gpus, workers = len(every[rank].gpus), _beside(every, rank)
     text = (f"worker {rank} has no GPU of its own: {every[rank].machine.split()[0]} shows it "
             f"{several(gpus, 'CUDA device')} for {several(workers, 'worker')}")
-    if choice == "cuda":
-        raise InputError(f"train.device is 'cuda', but {text}; use train.device=cpu or fewer "
-                         "workers")
+    if choice != "auto":
+        others = "cpu" if choice == SHARED or not gpus else f"cpu, {SHARED}"
+        raise InputError(f"train.device is '{choice}', but {text}; use train.device={others} or "
+                         "fewer workers")
     if world.rank == 0 and any(seen.gpus for seen in every):
         log.warning("train.device = auto: all workers compute on CPUs, as %s", text)
     return torch.device("cpu")
 
 
-def deal(every: Sequence[Seen]) -> list[int | None]:
-    """Per worker the index of its GPU, None for one that has none of its own.
+def deal(every: Sequence[Seen], shared: bool = False) -> list[int | None]:
+    """Per worker the index of its GPU, None for one that has none of its own, or if GPUs may be
+    shared, for one that sees none.
 
     Where a worker sees one for each on its machine, it takes that of its place. Where it sees
     fewer, as schedulers show each the one that is meant for it, it takes its first, unless another
@@ -87,7 +94,9 @@ def deal(every: Sequence[Seen]) -> list[int | None]:
     for rank, seen in enumerate(every):
         before = sum(other.machine == seen.machine for other in every[:rank])
         index = before if seen.place is None else seen.place
-        if len(seen.gpus) < _beside(every, rank):
+        if shared and seen.gpus:
+            index %= len(seen.gpus)
+        elif len(seen.gpus) < _beside(every, rank):
             index = 0
             if not seen.gpus or (seen.machine, seen.gpus[0]) in taken:
                 indices.append(None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dgl_heta.comm.collectives import Comm, Traffic, everyone, init_workers, make_comms
+from dgl_heta.comm.collectives import CPU, Comm, Traffic, everyone, init_workers, make_comms
 from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
 from dgl_heta.comm.sampled_rows import agreement, delivery
@@ -31,7 +31,7 @@ from dgl_heta.sampling.sources import Auto
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
-from dgl_heta.training.device import choose_device
+from dgl_heta.training.device import SHARED, choose_device
 from dgl_heta.training.tasks import SPLITS, Step, chosen, resolve, stored_labels
 
 
@@ -168,7 +168,8 @@ def join(plan: Plan, settings: Settings) -> Workers:
     training, sampling = Traffic(), Traffic()
     device = choose_device(train.device, everyone(training))
     world, group = make_comms(plan, training, settings.run.timeout_s,
-                              wire=wire_dtype(settings.train.exchange_dtype), device=device)
+                              wire=wire_dtype(settings.train.exchange_dtype),
+                              device=CPU if train.device == SHARED else device)
     if world.size > 1 and train.learnable == "exact":
         join_machine(world, world.all_gather_json(machine_name(), "control"),
                      settings.run.timeout_s)

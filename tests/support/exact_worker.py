@@ -100,7 +100,7 @@ def delegating(plan: Plan, first: int, directory: Path) -> Plan:
     types = plan.shared_learnable()
     assert types
     plan = plan.with_owners({t: (first + i) % plan.num_parts for i, t in enumerate(types)})
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     plan.save(directory / "plan.json")
     assert Plan.load(directory / "plan.json") == plan
     return plan

@@ -1,4 +1,5 @@
-"""Workers that train cases by `training.loop.train` on pretended GPUs, or on the CPU.
+"""Workers that train cases by `training.loop.train` on GPUs, or on the CPU. GPUs are pretended, but
+where HETA_TESTS_GPU=1 asks for the machine's.
 
 A job is a JSON file {"store", "out", "parts", "meeting", "device", "guests", "cases": {name:
 settings}, "again": [name], "visible": [devices]}, the last one by rank, as CUDA_VISIBLE_DEVICES. Of
@@ -46,6 +47,7 @@ from tests.support.pretended.counts import COUNTS
 from tests.support.waiting import PATIENCE
 
 GPUS = "0,1"
+REAL = os.environ.get("HETA_TESTS_GPU") == "1"
 LOST = "lost"
 """A case of this name loses the worker that reports steps, the first one, after one."""
 ENDED = "ended"
@@ -56,9 +58,9 @@ Results = dict[tuple[str, int], list[dict[str, dict[str, Any]]]]
 
 def trained(out: Path, cases: dict[int, dict[str, dict[str, Any]]], again: Sequence[str] = (),
             guests: bool = False, devices: Sequence[str] = ("cpu", "cuda"),
-            visible: Sequence[str] = ()) -> Results:
-    """What workers find of `cases`, by the number of workers, on the CPU and on pretended GPUs."""
-    write_store(with_tasks(academic()), out / "store")
+            visible: Sequence[str] = (), papers: int = 60) -> Results:
+    """What workers find of `cases`, by the number of workers and by `train.device`."""
+    write_store(with_tasks(academic(papers=papers)), out / "store")
     found = {}
     for parts, of_parts in cases.items():
         for where in devices if of_parts else ():
@@ -141,7 +143,8 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
     run_dir.mkdir(parents=True, exist_ok=True)
     found = {}
     step = Step(name)
-    for epochs in (1, 2) if name in job["again"] else (1, 1) if name == ENDED else (1,):
+    for epochs in (1, 2) if name in job["again"] else (1, 1) if name == ENDED else (
+            settings.train.epochs,):
         longer = settings.model_copy(update={"train": settings.train.model_copy(
             update={"epochs": epochs})})
         engine = build_engine(store, plan, longer, plugins, run_dir)
@@ -149,10 +152,11 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
         measured = [n for (what, line), n in COUNTS.syncs.items()
                     if what == "Stream.synchronize" and "/penalties.py" in line]
         try:
-            summary = train(engine, run_dir, engine.settings, plugins, resume=bool(found), report=step)
+            summary = train(engine, run_dir, engine.settings, plugins, resume=bool(found),
+                            report=step)
         except PreemptedError:
             assert name == ENDED
-        if epochs == 1:
+        if not found or name == ENDED:
             found = {"device": str(engine.device), "source": engine.part.source.name,
                      "proved": engine.proof.proved if engine.proof else 0,
                      "capacity": engine.caches.capacity if engine.caches else 0,
@@ -201,10 +205,11 @@ def _plan(store: Store, settings: Settings, workers: int, out: Path) -> Plan:
 def work(job: dict[str, Any]) -> None:
     """Run the cases of a job as the worker that RANK names."""
     rank, found = os.environ["RANK"], {}
-    os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"],
-                   "CUDA_VISIBLE_DEVICES": job["visible"][int(rank)]}
-    with contextlib.nullcontext() if job["device"] == "cpu" else pretend():
-        if job["guests"]:
+    os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"]}
+    if not REAL:
+        os.environ["CUDA_VISIBLE_DEVICES"] = job["visible"][int(rank)]
+    with contextlib.nullcontext() if REAL or job["device"] == "cpu" else pretend():
+        if job["guests"] and not REAL:
             from dgl_heta_hifuse import kernel  # which asks for the tensors of nobody's class
 
             kernel._plain = lambda tensors: all(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dgl_heta.training.device import Seen, deal
+from dgl_heta.training.device import SHARED, Seen, deal
 from tests.support import warm
+from tests.support.pretended import MEMORY
 from tests.support.pretended_worker import LOST, trained
 
 
@@ -55,7 +56,30 @@ def test_two_workers_are_refused_one_gpu_on_all_workers_alike(tmp_path: Path) ->
     first, second = chosen(tmp_path, "cuda", "3", "3")
     assert first == second
     assert "worker 1 has no GPU of its own" in first
-    assert "shows it 1 CUDA device for 2 workers; use train.device=cpu or fewer" in first
+    assert "shows it 1 CUDA device for 2 workers; use train.device=cpu, cuda-shared or" in first
+
+
+@pytest.mark.needs("pretended")
+def test_workers_that_share_a_gpu_compute_what_they_do_on_cpus(tmp_path: Path) -> None:
+    """Nothing goes by NCCL, which takes one worker per GPU; a cache has its part of the GPU."""
+    case = {"model.name": "hgt", "cache.policy": "miss_penalty", "cache.gate": False}
+    found = trained(tmp_path, {2: {"shared": case}}, devices=["cpu", SHARED], visible=["0", "0"])
+    for want, got in zip(found["cpu", 2], found[SHARED, 2]):
+        want, got = want["shared"], got["shared"]
+        assert got["device"] == "cuda:0"
+        assert not got["problems"]
+        assert not got["counts"].get("collectives")
+        assert got["losses"] == pytest.approx(want["losses"], rel=1e-9)
+        assert got["capacity"] == MEMORY // 4  # half of what is free, for two
+    assert found[SHARED, 2][0]["shared"]["counts"]["kernels"]
+
+
+@pytest.mark.needs("pretended")
+def test_a_gpu_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
+    first, second = chosen(tmp_path, SHARED, "3", "")
+    assert first == second
+    assert "worker 1 has no GPU of its own" in first
+    assert "0 CUDA devices for 2 workers; use train.device=cpu or fewer workers" in first
 
 
 @pytest.mark.needs("pretended")

@@ -3,6 +3,7 @@
 // the autograd engine's threads of a device need to know.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <utility>
 using namespace c10;
 
 constexpr DeviceIndex kGpus = 8;
@@ -30,6 +31,14 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   int getNumGPUs() const override { return kGpus; }
+  // Since torch 2.6, which asks these; before, nobody does.
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return true; }
+  DeviceIndex deviceCount() const { return kGpus; }
+  DeviceIndex getCurrentDevice() const { return current; }
+  void setCurrentDevice(DeviceIndex index) const { current = index; }
+  DeviceIndex exchangeDevice(DeviceIndex index) const { return std::exchange(current, index); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex index) const { return exchangeDevice(index); }
 };
 
 extern "C" void pretend() {

@@ -18,9 +18,6 @@ SOURCE = Path(__file__).with_name("driver.cpp")
 
 def lacking() -> str | None:
     """Why it cannot be built or used here, or None."""
-    if not torch.__version__.startswith("2.2."):
-        return ("the pretended CUDA device is for torch 2.2: 2.14 looks for accelerators in "
-                f"another way, and this is {torch.__version__}")
     if _built().exists() or shutil.which(_compiler()):
         return None
     return f"the pretended CUDA device needs a C++ compiler; there is no {_compiler()}"
@@ -37,7 +34,7 @@ def library() -> ctypes.CDLL:
             part = built.with_suffix(".part")
             root = Path(torch.__file__).parent
             subprocess.run(
-                [_compiler(), "-O0", "-std=c++17", "-shared", "-fPIC",
+                [_compiler(), "-O0", "-std=c++20", "-shared", "-fPIC",
                  f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
                  f"-I{root / 'include'}", str(SOURCE), "-o", str(part), f"-L{root / 'lib'}",
                  "-lc10", "-ltorch_cpu"], check=True)
