@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TypeVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dgl_heta.errors import InputError, RelationError
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.cross import Exchange
-from dgl_heta.nn.joined import Joined
+from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.shared import reduce_shared, softmax_shared
 from dgl_heta.sampling.blocks import Block, InEdges, RelationBlock
@@ -247,6 +249,26 @@ class Relations(tuple[Edges, ...]):
         """:meth:`attend`, times weights (relations, heads, width, B): (rows, heads, B)."""
         return self._joined(kernel_in_use().u_mul_e_sum_mm(
             self._in_edges(), self.sources, weights, of_sums))
+
+    def attention(self, weights: Sequence[Tensor], to_sources: Sequence[Tensor],
+                  to_rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Each relation's attention over a row's neighbours (GAT, Eq. 3 and 5): (rows, H · D).
+
+        Weights (width, H, D) and, of the scores, (H, D) for the source and for the row. Products
+        with the weights are taken after the sum, per row: before it would be one per source row.
+        """
+        whole = torch.stack(list(weights))
+        to_source, to_row = (torch.einsum("rihd,rhd->rhi", whole, torch.stack(list(vectors)))
+                             for vectors in (to_sources, to_rows))
+        of_rows = self.matmul(self.destinations, to_row.transpose(1, 2))
+        if sum(edges.num_edges for edges in self) <= sum(map(len, self.sources)):
+            scores = elementwise(torch.add, self.products(to_source.transpose(1, 2)),
+                                 self.spread(of_rows))
+        else:
+            scores = self.add([x @ to.t() for x, to in zip(self.sources, to_source)], of_rows)
+        scores = elementwise(lambda x: F.leaky_relu(x, 0.2), scores)
+        products = self.attend_projected(self.softmax(scores), whole.transpose(1, 2))
+        return elementwise(lambda rows: rows.flatten(1), products)
 
     @_naming
     def _reduce(self, csc: Sequence[InEdges], states: Sequence[Tensor], op: str

@@ -167,8 +167,16 @@ class CrossRelation(nn.Module):
         parts, like = float32_parts(parts), widened(like)
         if self.op in EXTREMES and block.offloads:
             return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
-        op = "sum" if self.op == "mean" else self.op
-        out = merge(self.exchange, op, block, ntype, parts, width, like)
+        if self.op in EXTREMES:
+            return merge(self.exchange, self.op, block, ntype, parts, width, like)
+        return self.complete(sum_parts(parts, block.num_dst[ntype], width, like), block, ntype)
+
+    def complete(self, sums: Tensor, block: Block, ntype: str) -> Tensor:
+        """The merged rows by `sum` or `mean`, from the sums of this worker's parts (rows, width).
+
+        Returns (wanted rows, width).
+        """
+        out = self.exchange.reduce_sum(sums, block, ntype)
         return self._divided(out, block, ntype) if self.op == "mean" else out
 
     def _extreme(self, columns: Tensor, relations: tuple[Relation, ...]) -> Tensor:

@@ -83,7 +83,7 @@ class GroupExchange:
             offloaded = self._offloaded(block, ntype)
             partial = self._link(block, partial, offloaded.forward, offloaded.adjoint)
         shares = self._begin_exchange(block, ntype)
-        if shares is None:
+        if shares is None or self._group.size == 1:
             return partial
         if block.last:
             scatter = ReduceScatter(self._group, shares)

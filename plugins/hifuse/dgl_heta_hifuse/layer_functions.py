@@ -1,0 +1,158 @@
+"""What a layer computes of all its relations' tiles, one kernel each, by PyTorch's operators.
+
+Sizes are those of :class:`dgl_heta_hifuse.layer_edges.LayerEdges`; H heads, D width of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgl_heta.nn import differentiable_once
+from dgl_heta_hifuse.layer_edges import TILE, LayerEdges
+
+
+def segments(values: Tensor, ends: Tensor, op: str = "sum") -> Tensor:
+    """Sums, means or maxima of rows that follow each other, 0 (maxima: -inf) where there is none.
+    """
+    return torch.segment_reduce(values, op, offsets=ends, axis=0, unsafe=True,  # (asks for no sync)
+                                initial=float("-inf") if op == "max" else 0)
+
+
+def added_at(rows: Tensor, index: Tensor, count: int) -> Tensor:
+    """Zeros (count, …) to which rows are added."""
+    return rows.new_zeros((count, *rows.shape[1:])).index_add_(0, index, rows)
+
+
+class Reduce(torch.autograd.Function):
+    """The sum or mean of source states: (S, A) to (P, A)."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, edges: LayerEdges, op: str) -> Tensor:
+        ctx.edges, ctx.op, ctx.count = edges, op, len(states)
+        return segments(states.index_select(0, edges.source), edges.indptr, op)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        edges = ctx.edges
+        if ctx.op == "mean":
+            grad = grad / edges.degree
+        return added_at(grad.index_select(0, edges.row), edges.source, ctx.count), None, None
+
+
+class Spread(torch.autograd.Function):
+    """Each edge gets its row's values: (P, …) to (E, …)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, edges: LayerEdges) -> Tensor:
+        ctx.edges = edges
+        return rows.index_select(0, edges.row)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return segments(grad, ctx.edges.indptr), None
+
+
+class Total(torch.autograd.Function):
+    """Sums over each row's edges: (E, …) to (P, …)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, edges: LayerEdges) -> Tensor:
+        ctx.edges = edges
+        return segments(values, edges.indptr)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad.index_select(0, ctx.edges.row), None
+
+
+class Products(torch.autograd.Function):
+    """Rows times the weight of their relation: (P, A) with (R, A, B) to (P, B)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, edges: LayerEdges) -> Tensor:
+        chosen = weights.index_select(0, edges.row_tiles)
+        tiles = rows.view(-1, TILE, rows.shape[1])
+        ctx.save_for_backward(tiles, chosen)
+        ctx.edges = edges
+        return torch.bmm(tiles, chosen).view(len(rows), -1)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, chosen = ctx.saved_tensors
+        grad = grad.reshape(len(tiles), TILE, -1)
+        rows = torch.bmm(grad, chosen.transpose(1, 2)).view(-1, tiles.shape[2])
+        weights = segments(torch.bmm(tiles.transpose(1, 2), grad), ctx.edges.row_tile_ends)
+        return rows, weights, None
+
+
+class Merge(torch.autograd.Function):
+    """The sum of all relations' rows: (P, A) to (N + 1, A)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, edges: LayerEdges) -> Tensor:
+        ctx.edges = edges
+        return added_at(rows, edges.target, edges.number + 1)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad.index_select(0, ctx.edges.target), None
+
+
+class Attention(torch.autograd.Function):
+    """The attention of GAT (Veličković et al. 2018, Eq. 3 to 5) of all relations.
+
+    Products of states with their relation's weight are taken for edges and for rows; the softmax's
+    denominator is divided by at last, once per row. States (S, A), weights (R, A, H · D), of scores
+    (2 R, H, D), for sources and then for rows, to (P, H · D).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weights: Tensor, vectors: Tensor, edges: LayerEdges
+                ) -> Tensor:
+        heads, width = vectors.shape[1:]
+        tiles = states.index_select(0, edges.items).view(-1, TILE, states.shape[1])
+        chosen = weights.index_select(0, edges.tiles)
+        of_tiles = vectors.index_select(0, edges.sides).unsqueeze(1)
+        messages = torch.bmm(tiles, chosen).view(-1, TILE, heads, width)
+        items = (messages * of_tiles).sum(3).view(-1, heads)
+        scores = items[:edges.edges] + items[edges.edges:].index_select(0, edges.row)
+        sent = messages.view(-1, heads, width)[:edges.edges]
+        positive = scores > 0 if ctx.needs_input_grad[0] else None
+        scores = torch.nn.functional.leaky_relu_(scores, 0.2)
+        most = segments(scores, edges.indptr, "max")
+        share = scores.sub_(most.index_select(0, edges.row)).exp_()
+        total = segments(share, edges.indptr).clamp_(min=1)  # 0 without edges; else 1 at least
+        out = segments(sent * share.unsqueeze(2), edges.indptr).div_(total.unsqueeze(2))
+        ctx.save_for_backward(tiles, chosen, of_tiles, messages, positive, share, total, out)
+        ctx.edges, ctx.count = edges, len(states)
+        return out.view(len(out), -1)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, chosen, of_tiles, messages, positive, share, total, out = ctx.saved_tensors
+        edges, (heads, width) = ctx.edges, messages.shape[2:]
+        sent = messages.view(-1, heads, width)[:edges.edges]
+        grad = grad.reshape(out.shape) / total.unsqueeze(2)
+        mean = (grad * out).sum(2)
+        of_edges = grad.index_select(0, edges.row)
+        to_scores = (of_edges * sent).sum(2).sub_(mean.index_select(0, edges.row)).mul_(share)
+        to_scores = torch.where(positive, to_scores, 0.2 * to_scores)
+        to_items = torch.cat([to_scores, segments(to_scores, edges.indptr)]).view(
+            -1, TILE, heads, 1)
+        to_messages = to_items * of_tiles
+        to_messages.view(-1, heads, width)[:edges.edges].addcmul_(of_edges, share.unsqueeze(2))
+        to_vectors = segments((to_items * messages).sum(1), edges.tile_ends)
+        to_messages = to_messages.view(len(tiles), TILE, -1)
+        to_states = torch.bmm(to_messages, chosen.transpose(1, 2)).view(-1, tiles.shape[2])
+        to_weights = segments(torch.bmm(tiles.transpose(1, 2), to_messages), edges.tile_ends)
+        return (added_at(to_states, edges.items, ctx.count),
+                to_weights.view(2, -1, *to_weights.shape[1:]).sum(0), to_vectors, None)
