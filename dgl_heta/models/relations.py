@@ -9,10 +9,11 @@ from copy import copy
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgl_heta.errors import InputError, RelationError
+from dgl_heta.models.spec import slot
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.cross import Exchange
 from dgl_heta.nn.joined import Joined, elementwise
@@ -157,12 +158,23 @@ class Relations(tuple[Edges, ...]):
         return kernel_in_use().gather([edges._states[edges.relation.dst] for edges in self],
                                       [edges._edges.index for edges in self])
 
-    def through(self, function: Callable[[str, Tensor], Tensor]) -> Sequence[Tensor]:
-        """`function(node type, rows)` of the states of the destination rows, which is applied to a
-        type's rows or to those of its relations, whichever are fewer.
+    def stack(self, weights: Sequence[Tensor]) -> Tensor:
+        """A weight of each relation: (relations, …)."""
+        return torch.stack(list(weights))
 
-        What a row of the result is must follow from the same row of the argument.
+    def of_sources(self, weight: Callable[[str], Tensor]) -> Tensor:
+        """The weight of each relation's source type: (relations, …)."""
+        return self.stack([weight(edges.relation.src) for edges in self])
+
+    def project(self, linears: nn.ModuleDict, heads: int) -> Sequence[Tensor]:
+        """The states of the destination rows, by the linear layer of their type, per head: (rows,
+        heads, width). It is applied to a type's rows or to those of its relations, whichever are
+        fewer.
         """
+        def function(ntype: str, rows: Tensor) -> Tensor:
+            out: Tensor = linears[slot(ntype)](rows)
+            return out.view(len(rows), heads, -1)
+
         kernel, results = kernel_in_use(), list[Tensor]()
         for ntype, group in itertools.groupby(self, lambda edges: edges.relation.dst):
             of_type = list(group)

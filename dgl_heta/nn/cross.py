@@ -234,9 +234,15 @@ class CrossSoftmax(CrossRelation):
         top = self._maxima(block, ntype, parts, heads, like)
         sums = self._sums(parts, top, messages) if parts else []  # kernels get one at least
         out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like)
-        total = torch.where(out[:, width:] == 0, 1, out[:, width:])
-        rows = out[:, :width].view(len(out), heads, width // heads)
-        return (rows / total.unsqueeze(2)).view(len(out), width)
+        return self.divided(out, width)
+
+    @staticmethod
+    def divided(sums: Tensor, width: int) -> Tensor:
+        """Weighted sums by the sums of weights beside them: (rows, width + heads) to (…, width)."""
+        heads = sums.shape[1] - width
+        total = torch.where(sums[:, width:] == 0, 1, sums[:, width:])
+        rows = sums[:, :width].view(len(sums), heads, width // heads)
+        return (rows / total.unsqueeze(2)).view(len(sums), width)
 
     @staticmethod
     def _sums(parts: Parts, top: Tensor, messages: Callable[[Parts], Sequence[Tensor]]) -> Parts:

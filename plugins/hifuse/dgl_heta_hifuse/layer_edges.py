@@ -41,10 +41,12 @@ class LayerEdges:
     sides : int32 (n + m,), the same, R + relation of those of rows.
     tile_ends : int64 (2 R + 1,), where the tiles of each side begin.
     row_tile_ends : int64 (R + 1,), the same for tiles of rows alone.
+    source_types, result_types : the types at either end of relations.
+    source_type, result_type : int32 (R,), that of each relation, as its place among them.
     """
 
     _MOVED = ("items", "row", "indptr", "degree", "target", "own", "tiles", "sides", "tile_ends",
-              "row_tile_ends")
+              "row_tile_ends", "source_type", "result_type")
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -65,7 +67,11 @@ class LayerEdges:
                              for counts in (self.edge_counts, self.row_counts))
         tiles = [np.repeat(numbers, of_edges), np.repeat(numbers, of_rows)]
         own = [of_sources.get(t, 0) + np.arange(n) for t, n in self.results]
+        self.source_types = list(dict.fromkeys(e.relation.src for e in self.relations))
+        self.result_types = list(dict.fromkeys(e.relation.dst for e in self.relations))
         made = {
+            "source_type": [self.source_types.index(e.relation.src) for e in self.relations],
+            "result_type": [self.result_types.index(e.relation.dst) for e in self.relations],
             "items": np.concatenate([source, destination]),
             "row": np.repeat(np.arange(rows), degree),
             "indptr": np.concatenate([[0], np.cumsum(degree)]),

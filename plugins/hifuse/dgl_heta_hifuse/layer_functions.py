@@ -92,6 +92,99 @@ class Products(torch.autograd.Function):
         return rows, weights, None
 
 
+class PerHead(torch.autograd.Function):
+    """Products of rows with the weight of their relation, per head, where one of A and B is 1:
+    (P, H, A) with (R, H, A, B) to (P, H, B)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, edges: LayerEdges) -> Tensor:
+        chosen = weights.flatten(2).index_select(0, edges.row_tiles).unsqueeze(1)
+        tiles = rows.view(-1, TILE, *rows.shape[1:])
+        ctx.save_for_backward(tiles, chosen)
+        ctx.edges, ctx.shape = edges, weights.shape
+        out = tiles * chosen
+        return (out if weights.shape[2] == 1 else out.sum(3, keepdim=True)).flatten(0, 1)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, chosen = ctx.saved_tensors
+        grad = grad.reshape(len(tiles), TILE, *grad.shape[1:])
+        rows = grad * chosen
+        if tiles.shape[3] == 1 != grad.shape[3]:
+            rows = rows.sum(3, keepdim=True)
+        weights = segments((grad * tiles).sum(1), ctx.edges.row_tile_ends)
+        return rows.flatten(0, 1), weights.view(ctx.shape), None
+
+
+class EdgeDots(torch.autograd.Function):
+    """Products of rows' queries with states times their relation's weight, per head: states (S, A),
+    (P, H, D), (R, H, D, A) to (E, H)."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, queries: Tensor, weights: Tensor, edges: LayerEdges
+                ) -> Tensor:
+        tiles = states.index_select(0, edges.source).view(-1, TILE, states.shape[1])
+        chosen = weights.flatten(1, 2).index_select(0, edges.tiles[:len(tiles)])
+        keys = torch.bmm(tiles, chosen.transpose(1, 2)).view(-1, *queries.shape[1:])
+        of_edges = queries.index_select(0, edges.row)
+        ctx.save_for_backward(tiles, chosen, keys, of_edges)
+        ctx.edges, ctx.count, ctx.shape = edges, len(states), weights.shape
+        return (keys * of_edges).sum(2)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, chosen, keys, of_edges = ctx.saved_tensors
+        edges, grad = ctx.edges, grad.unsqueeze(2)
+        to_keys = (grad * of_edges).view(len(tiles), TILE, -1)
+        states = torch.bmm(to_keys, chosen).view(-1, tiles.shape[2])
+        weights = segments(torch.bmm(to_keys.transpose(1, 2), tiles),
+                           edges.tile_ends[:ctx.shape[0] + 1])
+        return (added_at(states, edges.source, ctx.count), segments(grad * keys, edges.indptr),
+                weights.view(ctx.shape), None)
+
+
+class EdgeSums(torch.autograd.Function):
+    """Sums of states times their relation's weight, weighted by their edges, per head: (S, A),
+    (E, H), (R, A, H, D) to (P, H, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, share: Tensor, weights: Tensor, edges: LayerEdges
+                ) -> Tensor:
+        tiles = states.index_select(0, edges.source).view(-1, TILE, states.shape[1])
+        chosen = weights.flatten(2).index_select(0, edges.tiles[:len(tiles)])
+        messages = torch.bmm(tiles, chosen).view(-1, *weights.shape[2:])
+        ctx.save_for_backward(tiles, chosen, messages, share)
+        ctx.edges, ctx.count, ctx.shape = edges, len(states), weights.shape
+        return segments(messages * share.unsqueeze(2), edges.indptr)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tiles, chosen, messages, share = ctx.saved_tensors
+        edges, of_edges = ctx.edges, grad.index_select(0, ctx.edges.row)
+        to_share = (of_edges * messages).sum(2)
+        to_messages = (of_edges * share.unsqueeze(2)).view(len(tiles), TILE, -1)
+        states = torch.bmm(to_messages, chosen.transpose(1, 2)).view(-1, tiles.shape[2])
+        weights = segments(torch.bmm(tiles.transpose(1, 2), to_messages),
+                           edges.tile_ends[:ctx.shape[0] + 1])
+        return (added_at(states, edges.source, ctx.count), to_share, weights.view(ctx.shape), None)
+
+
+class Stack(torch.autograd.Function):
+    """`torch.stack`, whose gradients are contiguous, so that autograd copies none of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        return torch.stack(tensors)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return grad.contiguous().unbind()
+
+
 class Merge(torch.autograd.Function):
     """The sum of all relations' rows: (P, A) to (N + 1, A)."""
 

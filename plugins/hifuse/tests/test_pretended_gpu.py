@@ -14,11 +14,16 @@ AHEAD = {"train.batches": "pipeline"}
 CASES: dict[str, dict[str, Any]] = {
     **{f"merged, {model}": {"model.name": model, "train.kernel": "merged",
                             "plugins.merged": {"few": 0}} for model in ("rgcn", "rgat", "hgt")},
+    "merged, relation by relation": {"model.name": "han", "train.kernel": "merged",
+                                     "plugins.merged": {"few": 0}},
+    "merged, type by type": {"train.kernel": "merged", "model.dropout": 0.5, "model.reduce": "mean",
+                             "model.layer_norm": True},
     "ahead": AHEAD,
     "ahead, cached": {**AHEAD, "cache.policy": "clock", "cache.gate": False,
                       "cache.capacity_mb": 0.002, "cache.epochs": 1},
 }
-TWO = ("merged, rgat", "ahead, cached")  # with two workers
+TWO = ("merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type", "ahead, cached")
+"""With two workers."""
 COUNTED = {"merged, rgcn": (192, 7), "merged, rgat": (448, 7), "merged, hgt": (899, 7)}
 """Kernels and waits of the host in a step of one worker, as measured with torch 2.2."""
 
