@@ -13,6 +13,11 @@ from torch import Tensor
 from dgl_heta.nn import differentiable_once
 from dgl_heta_hifuse.layer_edges import TILE, LayerEdges
 
+try:
+    from dgl_heta_hifuse import triton_kernels as fused
+except ImportError:  # Triton is optional
+    fused = None  # type: ignore[assignment]
+
 
 def segments(values: Tensor, ends: Tensor, op: str = "sum") -> Tensor:
     """Sums, means or maxima of rows that follow each other, 0 (maxima: -inf) where there is none.
@@ -26,12 +31,41 @@ def added_at(rows: Tensor, index: Tensor, count: int) -> Tensor:
     return rows.new_zeros((count, *rows.shape[1:])).index_add_(0, index, rows)
 
 
+class operators:  # noqa: N801  # stands for the module `triton_kernels`
+    """Attention over each row's edges by PyTorch's operators."""
+
+    @staticmethod
+    def attend(items: Tensor, sent: Tensor, edges: LayerEdges) -> tuple[Tensor, ...]:
+        """See :func:`dgl_heta_hifuse.triton_kernels.attend`."""
+        scores = items[:edges.edges] + items[edges.edges:].index_select(0, edges.row)
+        positive = scores > 0
+        scores = torch.nn.functional.leaky_relu_(scores, 0.2)
+        most = segments(scores, edges.indptr, "max")
+        share = scores.sub_(most.index_select(0, edges.row)).exp_()
+        total = segments(share, edges.indptr).clamp_(min=1)  # 0 without edges; else 1 at least
+        out = segments(sent * share.unsqueeze(2), edges.indptr).div_(total.unsqueeze(2))
+        return out, share, total, positive
+
+    @staticmethod
+    def attend_backward(grad: Tensor, sent: Tensor, edges: LayerEdges, out: Tensor, share: Tensor,
+                        total: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+        grad = grad / total.unsqueeze(2)
+        mean = (grad * out).sum(2)
+        of_edges = grad.index_select(0, edges.row)
+        scores = (of_edges * sent).sum(2).sub_(mean.index_select(0, edges.row)).mul_(share)
+        scores = torch.where(positive, scores, 0.2 * scores)
+        return (torch.cat([scores, segments(scores, edges.indptr)]),
+                of_edges.mul_(share.unsqueeze(2)))
+
+
 class Reduce(torch.autograd.Function):
     """The sum or mean of source states: (S, A) to (P, A)."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, edges: LayerEdges, op: str) -> Tensor:
         ctx.edges, ctx.op, ctx.count = edges, op, len(states)
+        if fused is not None and fused.takes(states, edges.degree.expand(-1, states.shape[1])):
+            return fused.sums(states, edges, op)
         return segments(states.index_select(0, edges.source), edges.indptr, op)
 
     @staticmethod
@@ -216,33 +250,25 @@ class Attention(torch.autograd.Function):
         of_tiles = vectors.index_select(0, edges.sides).unsqueeze(1)
         messages = torch.bmm(tiles, chosen).view(-1, TILE, heads, width)
         items = (messages * of_tiles).sum(3).view(-1, heads)
-        scores = items[:edges.edges] + items[edges.edges:].index_select(0, edges.row)
         sent = messages.view(-1, heads, width)[:edges.edges]
-        positive = scores > 0 if ctx.needs_input_grad[0] else None
-        scores = torch.nn.functional.leaky_relu_(scores, 0.2)
-        most = segments(scores, edges.indptr, "max")
-        share = scores.sub_(most.index_select(0, edges.row)).exp_()
-        total = segments(share, edges.indptr).clamp_(min=1)  # 0 without edges; else 1 at least
-        out = segments(sent * share.unsqueeze(2), edges.indptr).div_(total.unsqueeze(2))
-        ctx.save_for_backward(tiles, chosen, of_tiles, messages, positive, share, total, out)
+        by = fused if fused is not None and fused.takes(messages) else operators
+        weighted = by.attend(items, sent, edges)
+        ctx.save_for_backward(tiles, chosen, of_tiles, messages, *weighted)
+        ctx.by, out = by, weighted[0]
         ctx.edges, ctx.count = edges, len(states)
         return out.view(len(out), -1)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tiles, chosen, of_tiles, messages, positive, share, total, out = ctx.saved_tensors
+        tiles, chosen, of_tiles, messages, *weighted = ctx.saved_tensors
         edges, (heads, width) = ctx.edges, messages.shape[2:]
         sent = messages.view(-1, heads, width)[:edges.edges]
-        grad = grad.reshape(out.shape) / total.unsqueeze(2)
-        mean = (grad * out).sum(2)
-        of_edges = grad.index_select(0, edges.row)
-        to_scores = (of_edges * sent).sum(2).sub_(mean.index_select(0, edges.row)).mul_(share)
-        to_scores = torch.where(positive, to_scores, 0.2 * to_scores)
-        to_items = torch.cat([to_scores, segments(to_scores, edges.indptr)]).view(
-            -1, TILE, heads, 1)
+        to_items, to_sent = ctx.by.attend_backward(
+            grad.reshape(-1, heads, width), sent, edges, *weighted)
+        to_items = to_items.view(-1, TILE, heads, 1)
         to_messages = to_items * of_tiles
-        to_messages.view(-1, heads, width)[:edges.edges].addcmul_(of_edges, share.unsqueeze(2))
+        to_messages.view(-1, heads, width)[:edges.edges] += to_sent
         to_vectors = segments((to_items * messages).sum(1), edges.tile_ends)
         to_messages = to_messages.view(len(tiles), TILE, -1)
         to_states = torch.bmm(to_messages, chosen.transpose(1, 2)).view(-1, tiles.shape[2])
