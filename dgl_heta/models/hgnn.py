@@ -122,6 +122,10 @@ class HGNNLayer(nn.Module):
 
     def forward(self, block: Block, states: dict[str, Tensor]) -> dict[str, Tensor]:
         """States of the destination rows, per node type."""
+        if block.prepared is not None:
+            as_a_whole = block.prepared.forward(self, block, states)
+            if as_a_whole is not None:
+                return as_a_whole
         into = {ntype: [edges.with_edges() if self._sparse else edges
                         for edges in block.into(ntype)] for ntype in block.num_dst}
         views = {id(edges): Edges(block, edges, states, self.cross.exchange)

@@ -52,17 +52,14 @@ class HGTLayer(HGNNLayer):
 
     def score_all(self, relations: Relations) -> Sequence[Tensor]:
         heads, each, width = self.heads, self._each, self.width
-        queries = relations.through(lambda ntype, rows: self.queries[slot(ntype)](rows).view(
-            len(rows), heads, each))
-        keys = self._of(self.keys, relations)
-        prior = torch.stack([self.prior[slot(edges.relation)] for edges in relations])
+        queries = relations.project(self.queries, heads)
+        keys, biases = self._of_sources(self.keys, relations)
+        prior = relations.stack([self.prior[slot(edges.relation)] for edges in relations])
         attention = self._weights(self.attention, relations) * (
             prior / math.sqrt(each)).unsqueeze(2).unsqueeze(3)
         # Σ_d q_d A_ed, then with the keys' weights: products of the two weights are taken first.
-        weights = torch.einsum("rhed,rhei->rhdi", attention, torch.stack([
-            key.weight for key in keys]).view(-1, heads, each, width))
-        biases = torch.einsum("rhed,rhe->rhd", attention, torch.stack([
-            key.bias for key in keys]).view(-1, heads, each))
+        weights = torch.einsum("rhed,rhei->rhdi", attention, keys.view(-1, heads, each, width))
+        biases = torch.einsum("rhed,rhe->rhd", attention, biases.view(-1, heads, each))
         scores = relations.dot_projected(queries, weights)
         of_rows = relations.matmul(queries, biases.unsqueeze(3))
         return elementwise(torch.add, scores, relations.spread(
@@ -70,25 +67,26 @@ class HGTLayer(HGNNLayer):
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         heads, each, width = self.heads, self._each, self.width
-        values, message = self._of(self.values, relations), self._weights(self.message, relations)
-        of_sums = torch.einsum("rhei,rhed->rhid", torch.stack([
-            value.weight for value in values]).view(-1, heads, each, width), message)
-        of_totals = torch.einsum("rhe,rhed->rhd", torch.stack([
-            value.bias for value in values]).view(-1, heads, each), message).unsqueeze(2)
+        values, biases = self._of_sources(self.values, relations)
+        message = self._weights(self.message, relations)
+        of_sums = torch.einsum("rhei,rhed->rhid", values.view(-1, heads, each, width), message)
+        of_totals = torch.einsum("rhe,rhed->rhd", biases.view(-1, heads, each), message
+                                 ).unsqueeze(2)
         sums = relations.attend_projected(weights, of_sums)
         totals = elementwise(lambda rows: rows.unsqueeze(2), relations.total(weights))
         return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
                            relations.matmul(totals, of_totals))
 
     @staticmethod
-    def _of(linears: nn.ModuleDict, relations: Relations) -> list[nn.Linear]:
-        """The layer of each relation's source type."""
-        return [linears[slot(edges.relation.src)] for edges in relations]  # type: ignore[misc]
+    def _of_sources(linears: nn.ModuleDict, relations: Relations) -> tuple[Tensor, Tensor]:
+        """Weight and bias of each relation's source type, (relations, …)."""
+        return (relations.of_sources(lambda ntype: linears[slot(ntype)].weight),
+                relations.of_sources(lambda ntype: linears[slot(ntype)].bias))
 
     @staticmethod
     def _weights(of_types: nn.ParameterDict, relations: Relations) -> Tensor:
         """The weights of each relation's edge type, (relations, heads, D, D)."""
-        return torch.stack([of_types[slot(edges.relation.etype)] for edges in relations])
+        return relations.stack([of_types[slot(edges.relation.etype)] for edges in relations])
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         assert state is not None

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dgl_heta.errors import InputError, RelationError
+from dgl_heta.models.spec import slot
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.cross import Exchange
-from dgl_heta.nn.joined import Joined
+from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.shared import reduce_shared, softmax_shared
 from dgl_heta.sampling.blocks import Block, InEdges, RelationBlock
@@ -155,12 +158,23 @@ class Relations(tuple[Edges, ...]):
         return kernel_in_use().gather([edges._states[edges.relation.dst] for edges in self],
                                       [edges._edges.index for edges in self])
 
-    def through(self, function: Callable[[str, Tensor], Tensor]) -> Sequence[Tensor]:
-        """`function(node type, rows)` of the states of the destination rows, which is applied to a
-        type's rows or to those of its relations, whichever are fewer.
+    def stack(self, weights: Sequence[Tensor]) -> Tensor:
+        """A weight of each relation: (relations, …)."""
+        return torch.stack(list(weights))
 
-        What a row of the result is must follow from the same row of the argument.
+    def of_sources(self, weight: Callable[[str], Tensor]) -> Tensor:
+        """The weight of each relation's source type: (relations, …)."""
+        return self.stack([weight(edges.relation.src) for edges in self])
+
+    def project(self, linears: nn.ModuleDict, heads: int) -> Sequence[Tensor]:
+        """The states of the destination rows, by the linear layer of their type, per head: (rows,
+        heads, width). It is applied to a type's rows or to those of its relations, whichever are
+        fewer.
         """
+        def function(ntype: str, rows: Tensor) -> Tensor:
+            out: Tensor = linears[slot(ntype)](rows)
+            return out.view(len(rows), heads, -1)
+
         kernel, results = kernel_in_use(), list[Tensor]()
         for ntype, group in itertools.groupby(self, lambda edges: edges.relation.dst):
             of_type = list(group)
@@ -247,6 +261,26 @@ class Relations(tuple[Edges, ...]):
         """:meth:`attend`, times weights (relations, heads, width, B): (rows, heads, B)."""
         return self._joined(kernel_in_use().u_mul_e_sum_mm(
             self._in_edges(), self.sources, weights, of_sums))
+
+    def attention(self, weights: Sequence[Tensor], to_sources: Sequence[Tensor],
+                  to_rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Each relation's attention over a row's neighbours (GAT, Eq. 3 and 5): (rows, H · D).
+
+        Weights (width, H, D) and, of the scores, (H, D) for the source and for the row. Products
+        with the weights are taken after the sum, per row: before it would be one per source row.
+        """
+        whole = torch.stack(list(weights))
+        to_source, to_row = (torch.einsum("rihd,rhd->rhi", whole, torch.stack(list(vectors)))
+                             for vectors in (to_sources, to_rows))
+        of_rows = self.matmul(self.destinations, to_row.transpose(1, 2))
+        if sum(edges.num_edges for edges in self) <= sum(map(len, self.sources)):
+            scores = elementwise(torch.add, self.products(to_source.transpose(1, 2)),
+                                 self.spread(of_rows))
+        else:
+            scores = self.add([x @ to.t() for x, to in zip(self.sources, to_source)], of_rows)
+        scores = elementwise(lambda x: F.leaky_relu(x, 0.2), scores)
+        products = self.attend_projected(self.softmax(scores), whole.transpose(1, 2))
+        return elementwise(lambda rows: rows.flatten(1), products)
 
     @_naming
     def _reduce(self, csc: Sequence[InEdges], states: Sequence[Tensor], op: str

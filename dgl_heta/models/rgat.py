@@ -9,13 +9,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dgl_heta.errors import InputError
 from dgl_heta.models.hgnn import HGNNLayer
 from dgl_heta.models.relations import Relations
 from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.nn.joined import elementwise
 
 
 class RelationAttention(nn.Module):
@@ -43,19 +41,8 @@ class RelationAttention(nn.Module):
 def relation_attention(modules: Sequence[RelationAttention], relations: Relations
                        ) -> Sequence[Tensor]:
     """Each relation's attention over its neighbours, (rows, width), by its own module."""
-    weights = torch.stack([m.weight for m in modules])
-    to_source, to_row = (torch.einsum("rihd,rhd->rhi", weights, torch.stack(vectors))
-                         for vectors in zip(*((m.source, m.destination) for m in modules)))
-    of_rows = relations.matmul(relations.destinations, to_row.transpose(1, 2))
-    if sum(edges.num_edges for edges in relations) <= sum(map(len, relations.sources)):
-        scores = elementwise(torch.add, relations.products(to_source.transpose(1, 2)),
-                             relations.spread(of_rows))
-    else:
-        scores = relations.add([x @ to.t() for x, to in zip(relations.sources, to_source)],
-                               of_rows)
-    scores = elementwise(lambda x: F.leaky_relu(x, 0.2), scores)
-    products = relations.attend_projected(relations.softmax(scores), weights.transpose(1, 2))
-    return elementwise(lambda rows: rows.flatten(1), products)
+    return relations.attention([m.weight for m in modules], [m.source for m in modules],
+                               [m.destination for m in modules])
 
 
 def head_width(width: int, heads: int) -> int:

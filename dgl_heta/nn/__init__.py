@@ -14,8 +14,9 @@ from dgl_heta.nn.gradient_hub import (
 )
 from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import BaseKernel, FusedKernel, TorchKernel, kernel_in_use, use_kernel
+from dgl_heta.sampling.blocks import Prepared
 
 __all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
-           "FusedKernel", "Joined", "Reading", "RelationError", "TorchKernel",
+           "FusedKernel", "Joined", "Prepared", "Reading", "RelationError", "TorchKernel",
            "differentiable_once", "elementwise", "is_read", "kernel_in_use", "new_tensor",
            "new_zeros", "reading_of", "segment_reduce", "use_kernel"]

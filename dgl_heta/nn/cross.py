@@ -168,8 +168,16 @@ class CrossRelation(nn.Module):
         parts, like = float32_parts(parts), widened(like)
         if self.op in EXTREMES and block.offloads:
             return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
-        op = "sum" if self.op == "mean" else self.op
-        out = merge(self.exchange, op, block, ntype, parts, width, like)
+        if self.op in EXTREMES:
+            return merge(self.exchange, self.op, block, ntype, parts, width, like)
+        return self.complete(sum_parts(parts, block.num_dst[ntype], width, like), block, ntype)
+
+    def complete(self, sums: Tensor, block: Block, ntype: str) -> Tensor:
+        """The merged rows by `sum` or `mean`, from the sums of this worker's parts (rows, width).
+
+        Returns (wanted rows, width).
+        """
+        out = self.exchange.reduce_sum(sums, block, ntype)
         return self._divided(out, block, ntype) if self.op == "mean" else out
 
     def _extreme(self, columns: Tensor, relations: tuple[Relation, ...]) -> Tensor:
@@ -227,9 +235,15 @@ class CrossSoftmax(CrossRelation):
         top = self._maxima(block, ntype, parts, heads, like)
         sums = self._sums(parts, top, messages) if parts else []  # kernels get one at least
         out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like)
-        total = torch.where(out[:, width:] == 0, 1, out[:, width:])
-        rows = out[:, :width].view(len(out), heads, width // heads)
-        return (rows / total.unsqueeze(2)).view(len(out), width)
+        return self.divided(out, width)
+
+    @staticmethod
+    def divided(sums: Tensor, width: int) -> Tensor:
+        """Weighted sums by the sums of weights beside them: (rows, width + heads) to (…, width)."""
+        heads = sums.shape[1] - width
+        total = torch.where(sums[:, width:] == 0, 1, sums[:, width:])
+        rows = sums[:, :width].view(len(sums), heads, width // heads)
+        return (rows / total.unsqueeze(2)).view(len(sums), width)
 
     @staticmethod
     def _sums(parts: Parts, top: Tensor, messages: Callable[[Parts], Sequence[Tensor]]) -> Parts:

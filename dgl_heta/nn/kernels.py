@@ -24,7 +24,7 @@ from dgl_heta.nn import messages, segments
 from dgl_heta.nn.precision import InFloat32, is_mixed
 from dgl_heta.nn.row_sums import extreme, sums
 from dgl_heta.planning.extremes import EXTREMES
-from dgl_heta.sampling.blocks import InEdges
+from dgl_heta.sampling.blocks import Block, InEdges, Prepared, prepare_by
 from dgl_heta.system.jit import COMPILES
 
 Join = Callable[[Tensor, str], Tensor]
@@ -37,6 +37,10 @@ class BaseKernel(Kernel):
     """The base of other kernels: gather, then scatter, by PyTorch operators, on any device."""
 
     name = "base"
+
+    def prepare(self, block: Block, device: torch.device) -> Prepared | None:
+        """What is to be moved to a device with a block's edges, to take them as a whole there."""
+        return None
 
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                ) -> Sequence[Tensor]:
@@ -198,6 +202,7 @@ def use_kernel(kernel: Kernel) -> Kernel:
     """Aggregate with this kernel from now on, in this process; return the one before it."""
     global _in_use
     before, _in_use = _in_use, kernel
+    prepare_by(getattr(kernel, "prepare", BaseKernel().prepare))  # of plugins some have none
     return before
 
 

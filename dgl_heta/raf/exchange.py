@@ -83,7 +83,7 @@ class GroupExchange:
             offloaded = self._offloaded(block, ntype)
             partial = self._link(block, partial, offloaded.forward, offloaded.adjoint)
         shares = self._begin_exchange(block, ntype)
-        if shares is None:
+        if shares is None or self._group.size == 1:
             return partial
         if block.last:
             scatter = ReduceScatter(self._group, shares)
@@ -151,7 +151,7 @@ class GroupExchange:
             self._note(block, ntype)
             partial = self._offloaded(block, ntype).maxima(partial)
         shares = self._begin_exchange(block, ntype)
-        if shares is None:
+        if shares is None or self._group.size == 1:
             return partial
         whole = AllReduce(self._group.holders(ntype), shares).reduce(partial[:shares.total], "max")
         return _join(whole, partial[shares.total:])

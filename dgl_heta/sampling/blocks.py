@@ -9,9 +9,9 @@ end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -148,6 +148,21 @@ class RemoteDestinations(NamedTuple):
         return sum(self.received)
 
 
+class Prepared(Protocol):
+    """What a kernel has made of all edges of a block before they are moved to a device."""
+
+    def tensors(self) -> list[Tensor]:
+        """What is to be moved with the edges."""
+
+    def move(self, moved: Iterator[Tensor]) -> None:
+        """Take the same tensors on the device."""
+
+    def forward(self, layer: Any, block: Block, states: dict[str, Tensor]
+                ) -> dict[str, Tensor] | None:
+        """The results of an :class:`dgl_heta.HGNNLayer`; None if it is no layer that the kernel
+        takes as a whole."""
+
+
 @dataclass
 class Block:
     """One layer of message flow.
@@ -176,6 +191,7 @@ class Block:
     remote : per node type the remote destinations: rows that are aggregated here for other workers,
         or elsewhere for this one. They count among `num_dst`.
     remote_states : whether the source side has the states of the rows received, too.
+    prepared : what the kernel in use made of the edges; None if it takes them as they are.
     """
 
     layer: int
@@ -193,6 +209,7 @@ class Block:
     offloads: bool = False
     remote: dict[str, RemoteDestinations] = field(default_factory=dict)
     remote_states: bool = False
+    prepared: Prepared | None = None
 
     def __post_init__(self) -> None:
         self._into: dict[str, list[RelationBlock]] = {}
@@ -293,18 +310,22 @@ class MiniBatch:
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the edges."""
-        return [tensor for block in self.blocks for edges in block.edges
-                for tensor in _tensors(edges)]
+        return [*(tensor for block in self.blocks for edges in block.edges
+                  for tensor in _tensors(edges)),
+                *(tensor for block in self.blocks if block.prepared is not None
+                  for tensor in block.prepared.tensors())]
 
     def to(self, device: torch.device) -> MiniBatch:
         """Move the edges to a device, all in one copy, from pinned memory, unless they were sampled
         there."""
-        if device.type == "cpu":
-            return self
         every = [edges for block in self.blocks for edges in block.edges]
-        if every and every[0].indptr.device == device:
+        if device.type != "cpu" and every and every[0].indptr.device == device:
             for tensor in self.tensors():
                 tensor.record_stream(torch.cuda.current_stream(device))
+            return self
+        for block in self.blocks:
+            block.prepared = _prepare(block, device)
+        if device.type == "cpu":
             return self
         for edges in every:
             edges.filled = edges.with_edges()
@@ -318,7 +339,20 @@ class MiniBatch:
             some = edges.filled
             if some is not None and some is not edges:
                 some.indptr, some.rows, some.indices = next(moved), next(moved), edges.indices
+        for block in self.blocks:
+            if block.prepared is not None:
+                block.prepared.move(moved)
         return self
+
+
+Prepare = Callable[[Block, torch.device], "Prepared | None"]
+_prepare: Prepare = lambda block, device: None  # noqa: E731
+
+
+def prepare_by(prepare: Prepare) -> None:
+    """Let a kernel see the blocks of this process before they are moved to a device."""
+    global _prepare
+    _prepare = prepare
 
 
 def _tensors(edges: RelationBlock) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from dgl_heta.nn import FusedKernel, Joined, is_read
+from dgl_heta.nn import FusedKernel, Joined, is_read, kernel_in_use
 from dgl_heta_hifuse import operators
 
 try:
@@ -22,7 +22,8 @@ except ImportError:  # numba is optional
     passes = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from dgl_heta.tools import InEdges
+    from dgl_heta.nn import Prepared
+    from dgl_heta.tools import Block, InEdges
 
 
 class MergedSettings(BaseModel):
@@ -39,6 +40,15 @@ class MergedKernel(FusedKernel):
 
     name = "merged"
     settings = MergedSettings()
+
+    def prepare(self, block: Block, device: torch.device) -> Prepared | None:
+        if (passes is not None and device.type == "cpu") or block.offloads or block.remote or any(
+                edges.shared is not None for edges in block.edges) or not any(
+                len(edges.indices) for edges in block.edges):
+            return None
+        from dgl_heta_hifuse.layer import WholeLayer  # with the models
+
+        return WholeLayer(block, lambda: kernel_in_use() is self)
 
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                ) -> Sequence[Tensor]:

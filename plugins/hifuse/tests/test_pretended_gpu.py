@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.plugins import ROOT
 from tests.support.pretended_worker import Results, asked, trained
+from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.needs("pretended")
 
@@ -14,14 +21,21 @@ AHEAD = {"train.batches": "pipeline"}
 CASES: dict[str, dict[str, Any]] = {
     **{f"merged, {model}": {"model.name": model, "train.kernel": "merged",
                             "plugins.merged": {"few": 0}} for model in ("rgcn", "rgat", "hgt")},
+    "merged, relation by relation": {"model.name": "han", "train.kernel": "merged",
+                                     "plugins.merged": {"few": 0}},
+    "merged, type by type": {"train.kernel": "merged", "model.dropout": 0.5, "model.reduce": "mean",
+                             "model.layer_norm": True},
     "ahead": AHEAD,
     "ahead, cached": {**AHEAD, "cache.policy": "clock", "cache.gate": False,
                       "cache.capacity_mb": 0.002, "cache.epochs": 1},
     "sampled there": {"train.batches": "gpu", "model.name": "rgat",
                       "train.eval_fanouts": [-1, 2]},
 }
-TWO = ("merged, rgat", "ahead, cached", "sampled there")  # with two workers
-COUNTED = {"merged, rgcn": (192, 7), "merged, rgat": (448, 7), "merged, hgt": (899, 7)}
+TWO = ("merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type", "ahead, cached",
+       "sampled there")
+"""With two workers."""
+COUNTED = {"merged, rgcn": (87, 7), "merged, rgat": (157, 7), "merged, hgt": (438, 7),
+           "merged, type by type": (162, 7)}
 """Kernels and waits of the host in a step of one worker, as measured with torch 2.2."""
 
 
@@ -55,3 +69,17 @@ def test_a_step_launches_and_waits_no_more_than_this(results: Results, name: str
     kernels, syncs = COUNTED[name]
     assert found["kernels"] <= 1.05 * kernels, found["of kernels"]
     assert found["syncs"] <= syncs, found["of syncs"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None,
+                    reason="PyTorch Geometric, whose layers are counted, is not installed")
+def test_of_64_relations_no_more_kernels_than_a_fifth_above_pygs(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "tests.support.pretended_counts", "--graphs",
+                    "synthetic-freebase:scale=0.01", "--models", "rgcn", "rgat", "--kernels",
+                    "merged", "--json", str(tmp_path / "counts")],
+                   cwd=ROOT, check=True, timeout=PATIENCE)
+    for found in json.loads((tmp_path / "counts").read_text()):
+        kernels, waits = found["merged"]["inner"]
+        assert not found["merged"]["problems"]
+        assert kernels <= 1.2 * found["pyg"][0], found
+        assert waits <= 3

@@ -1,0 +1,202 @@
+"""Layers that `merged` takes as a whole, beside the reference kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dgl_heta_hifuse import kernel as merged_kernel
+from dgl_heta_hifuse.kernel import MergedKernel
+from dgl_heta_hifuse.layer import States, WholeLayer
+from dgl_heta_hifuse.layer_edges import TILE
+from torch import Tensor
+
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.models import HGNN, HANLayer, HGNNLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer
+from dgl_heta.nn import TorchKernel, use_kernel
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.seeds import SeedShares
+
+WIDTH = 8
+CPU = torch.device("cpu")
+RELATIONS = tuple(Relation(*ends) for ends in (
+    ("a", "cites", "a"), ("b", "writes", "a"), ("a", "written", "b"), ("c", "at", "b"),
+    ("b", "at", "c"), ("c", "of", "a"), ("d", "in", "a")))
+COUNTS = {"a": 200, "b": 150, "c": 90, "d": 10}
+AT_ONCE: dict[str, tuple[type[HGNNLayer], dict[str, Any]]] = {
+    "rgcn": (RGCNLayer, {}),
+    "rgcn, sums": (RGCNLayer, {"aggregate": "sum", "reduce": "mean", "layer_norm": True}),
+    "rgcn, bases": (RGCNLayer, {"bases": 2, "self_loop": False}),
+    "rgcn, dropout": (RGCNLayer, {"dropout": 0.5}),
+    "rgat": (RGATLayer, {}),
+    "rgat, one head": (RGATLayer, {"heads": 1, "reduce": "mean", "self_loop": False}),
+    "hgt": (HGTLayer, {"layer_norm": True}),
+    "hgt, one head": (HGTLayer, {"heads": 1, "dropout": 0.3}),
+}
+
+
+class OtherUpdate(RGCNLayer):
+    """Its rows depend on their type."""
+
+    def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
+        return super().update(ntype, aggregated, state) * len(self._spec.schema.node_types[
+            :1 + self._spec.schema.node_types.index(ntype)])
+
+
+class OneByOne(RGCNLayer):
+    """Its relations are aggregated one by one."""
+
+    def aggregate(self, edges: Any) -> Tensor:
+        out: Tensor = edges.reduce("sum") @ self.weight(edges.relation)
+        return out
+
+
+AT_ONCE["rgcn, of types"] = (OtherUpdate, {})
+APART: dict[str, tuple[type[HGNNLayer], dict[str, Any]]] = {
+    "maxima": (RGCNLayer, {"aggregate": "max"}), "largest relation": (RGCNLayer, {"reduce": "max"}),
+    "han": (HANLayer, {}), "one by one": (OneByOne, {})}
+
+
+@pytest.fixture(autouse=True)
+def merged(monkeypatch: pytest.MonkeyPatch) -> Iterator[MergedKernel]:
+    """The kernel in use, as elsewhere than on CPU."""
+    monkeypatch.setattr(merged_kernel, "passes", None)
+    kernel = MergedKernel()
+    before = use_kernel(kernel)
+    yield kernel
+    use_kernel(before)
+
+
+def batch(seed: int = 0, **given: Any) -> MiniBatch:
+    """Two layers of random edges; of some relations there are none, of others more than a tile, one
+    has chosen rows."""
+    generator = np.random.default_rng(seed)
+    layers = [{"a": 120, "b": 70, "c": 30}, {"a": 40}]
+    blocks, sources = [], COUNTS
+    for number, rows in enumerate(layers, 1):
+        parts = []
+        for place, relation in enumerate(RELATIONS):
+            if relation.dst not in rows or relation.src not in sources:
+                continue
+            count, chosen = rows[relation.dst], None
+            if place == 1:
+                chosen = torch.from_numpy(np.sort(generator.choice(count, count // 2, False)))
+                count = len(chosen)
+            degrees = generator.integers(0, (4, 3, 2, 9, 2, 3, 1)[place], count)
+            indptr = np.concatenate([[0], np.cumsum(degrees)])
+            indices = generator.integers(0, sources[relation.src], indptr[-1])
+            parts.append(RelationBlock(relation, 0, torch.from_numpy(indptr),
+                                       torch.from_numpy(indices.astype(np.int32)), place, chosen))
+        into = {t: tuple(r for r in RELATIONS if r.dst == t) for t in rows}
+        blocks.append(Block(number, dict(sources), dict(rows), parts,
+                            {"a": SeedShares((40,))}, number == 2, into, into, **given))
+        sources = rows
+    ids = {t: np.arange(n) for t, n in COUNTS.items()}
+    return MiniBatch(blocks, ids, {"a": ids["a"][:40]}, {"a": ids["a"][:40]})
+
+
+def model(layer: type[HGNNLayer], changes: dict[str, Any]) -> HGNN:
+    torch.manual_seed(1)
+    spec = ModelSpec(Schema(COUNTS, dict.fromkeys(RELATIONS, 9)), dict.fromkeys(COUNTS, WIDTH), frozenset(), {"a": 3},
+                     2, WIDTH, **{"heads": 2, **changes})
+    made = HGNN(spec, layer).double()
+    with torch.no_grad():
+        for parameter in made.parameters():  # none are zeros
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return made
+
+
+def outcome(made: HGNN, of: MiniBatch) -> dict[str, Tensor | None]:
+    """Results and all gradients, None where there is none."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = {t: torch.randn(n, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
+              for t, n in COUNTS.items()}
+    made.zero_grad(set_to_none=True)
+    torch.manual_seed(5)
+    out = made(of, inputs)["a"]
+    (out * torch.randn(out.shape, dtype=out.dtype, generator=generator)).sum().backward()
+    return {"out": out.detach(), "next drawn": torch.rand(1),
+            **{f"input {t}": x.grad for t, x in inputs.items()},
+            **{name: p.grad for name, p in made.named_parameters()}}
+
+
+def compare(layer: type[HGNNLayer], changes: dict[str, Any], prepared: MiniBatch, plain: MiniBatch
+            ) -> None:
+    made = model(layer, changes)
+    got = outcome(made, prepared)
+    merged = use_kernel(TorchKernel())
+    want = outcome(made, plain)
+    use_kernel(merged)
+    for name, value in want.items():
+        if value is None and not name.startswith("input"):  # (a type that nobody reads)
+            assert got[name] is None, name
+        elif value is not None:
+            torch.testing.assert_close(got[name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_whole_layer_is_what_its_relations_are(name: str, monkeypatch: pytest.MonkeyPatch
+                                                 ) -> None:
+    taken, plain = [], WholeLayer.forward
+
+    def forward(self: WholeLayer, *args: Any) -> Any:
+        taken.append(plain(self, *args))
+        return taken[-1]
+
+    monkeypatch.setattr(WholeLayer, "forward", forward)
+    for seed in range(3):
+        compare(*AT_ONCE[name], batch(seed).to(CPU), batch(seed))
+    assert all(found is not None for found in taken)
+    assert len(taken) == 6
+    if name in ("rgcn", "rgat"):
+        assert isinstance(taken[0], States)  # which the next layer takes as they are
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_no_such_layer_takes_relations_one_by_one(name: str) -> None:
+    prepared = batch().to(CPU)
+    assert prepared.blocks[0].prepared is not None
+    compare(*APART[name], prepared, batch())
+
+
+def test_another_kernel_does_not_use_what_this_one_prepared() -> None:
+    prepared = batch().to(CPU)
+    use_kernel(TorchKernel())
+    made = model(RGCNLayer, {})
+    torch.testing.assert_close(outcome(made, prepared)["out"], outcome(made, batch())["out"],
+                               rtol=0, atol=0)
+
+
+def test_states_of_several_widths_or_other_rows_are_not_joined() -> None:
+    sizes = [("a", 2), ("b", 3)]
+    assert States.joined({"a": torch.zeros(2, 4), "b": torch.zeros(3, 5)}, sizes) is None
+    assert States.joined({"a": torch.zeros(2, 4), "b": torch.zeros(4, 4)}, sizes) is None
+    whole = States(torch.arange(12.0).view(6, 2), sizes)
+    assert States.joined(whole, sizes) is whole.whole
+    assert whole["b"].tolist() == [[4, 5], [6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("case", ["edges for others", "no edges", "compiled"])
+def test_what_is_not_prepared(case: str, merged: MergedKernel, monkeypatch: pytest.MonkeyPatch
+                              ) -> None:
+    made = batch(offloads=case == "edges for others")
+    if case == "compiled":
+        monkeypatch.setattr(merged_kernel, "passes", object())
+    block = made.blocks[0]
+    if case == "no edges":
+        block = Block(1, dict(COUNTS), {"a": 1}, [
+            RelationBlock(RELATIONS[0], 0, torch.zeros(2, dtype=torch.int64),
+                          torch.zeros(0, dtype=torch.int32))], {}, False, {}, {})
+    assert merged.prepare(block, CPU) is None
+
+
+def test_tiles_are_full_and_what_fills_them_counts_for_no_result() -> None:
+    block = batch().to(CPU).blocks[0]
+    edges = block.prepared
+    assert isinstance(edges, WholeLayer)
+    assert not any(count % TILE for count in (*edges.row_counts, *edges.edge_counts))
+    real = edges.target[edges.row.long()] < edges.number
+    assert int(real.sum()) == sum(len(e.indices) for e in block.edges)

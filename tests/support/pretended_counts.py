@@ -1,0 +1,176 @@
+"""Kernels and waits of a step on the pretended device, by graph, model and kernel, as a table.
+
+    python -m tests.support.pretended_counts [--graphs synthetic-mag:scale=0.1 …]
+
+A step of one worker with default settings (1,024 seeds, fanouts 25 and 20, 64 wide), the second
+one; *f + b* is forward, loss and backward. Beside it forward, loss and backward of PyTorch
+Geometric's layers over one graph, FastRGCNConv and RGATConv, where it is installed; on a batch of
+32 seeds, because they have a weight in memory for each edge. Views launch nothing; every other operator counts as a kernel, which a GPU may run as
+several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
+
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.graph_input import open_input
+from dgl_heta.planning.making import make_plan
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.settings import load_settings
+from dgl_heta.store import Store, write_store
+from dgl_heta.training.engine import Engine
+from dgl_heta.training.setup import build_engine
+from tests.support.pretended import device, pretend
+from tests.support.pretended.counts import COUNTS
+
+GRAPHS = ("synthetic-mag:scale=0.1", "synthetic-freebase:scale=0.05")
+PYG = {"rgcn": "FastRGCNConv", "rgat": "RGATConv"}
+WIDTH, HEADS = 64, 4
+Counted = tuple[int, int]
+"""Kernels and waits."""
+
+
+class OneGraph(nn.Module):
+    """Two layers of PyG over nodes of all types in one numbering, and a head."""
+
+    def __init__(self, model: str, batch: MiniBatch, target: str, relations: int) -> None:
+        from torch_geometric import nn as pyg
+
+        super().__init__()
+        make = {"rgcn": lambda: pyg.FastRGCNConv(WIDTH, WIDTH, relations),
+                "rgat": lambda: pyg.RGATConv(WIDTH, WIDTH // HEADS, relations, heads=HEADS)}[model]
+        self.layers = nn.ModuleList(make() for _ in batch.blocks)
+        self.head = nn.Linear(WIDTH, 8)
+        starts, total = {}, 0
+        for ntype, ids in batch.input_nodes.items():
+            starts[ntype], total = total, total + len(ids)
+        self.seeds = slice(starts[target], starts[target] + len(batch.seeds[target]))
+        self.edges = [(
+            torch.cat([torch.stack([e.indices.long() + starts[e.relation.src],
+                                    e.rows_at(e.in_edges.rows()) + starts[e.relation.dst]])
+                       for e in block.edges], 1),
+            torch.cat([torch.full((len(e.indices),), e.place) for e in block.edges]))
+            for block in batch.blocks]
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        x = torch.cat(inputs)
+        for layer, (edges, kinds) in zip(self.layers, self.edges):
+            x = torch.relu(layer(x, edges.to(x.device), kinds.to(x.device)))
+        out: Tensor = self.head(x[self.seeds])
+        return out
+
+
+def of_pyg(model: str, engine: Engine, batch: MiniBatch) -> Counted | None:
+    """Counts of PyG's layers; None without PyG or such a layer."""
+    if model not in PYG or importlib.util.find_spec("torch_geometric") is None:
+        return None
+    (target,) = engine.plan.targets
+    made = OneGraph(model, batch, target, len(engine.store.schema.relations))
+    made.to(engine.device)
+    made.edges = [(a.to(engine.device), b.to(engine.device)) for a, b in made.edges]
+    inputs = [torch.randn(len(ids), WIDTH).to(engine.device).requires_grad_()
+              for ids in batch.input_nodes.values() if len(ids)]
+    labels = torch.zeros(len(batch.seeds[target]), dtype=torch.int64).to(engine.device)
+    COUNTS.clear()
+    nn.functional.cross_entropy(made(inputs), labels).backward()
+    return COUNTS.kernels.total(), COUNTS.syncs.total()
+
+
+def of_step(engine: Engine) -> dict[str, Any]:
+    """Counts of a training step, and of its forward and backward pass."""
+    found = {"step": (0, 0), "inner": (0, 0)}
+    timed = engine.timed
+
+    class Stage:
+        def __init__(self, name: str) -> None:
+            self.name, self.body = name, timed(name)
+
+        def __enter__(self) -> None:
+            self.before = COUNTS.kernels.total(), COUNTS.syncs.total()
+            self.body.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            self.body.__exit__(*error)
+            now = COUNTS.kernels.total(), COUNTS.syncs.total()
+            if self.name in ("forward", "backward"):
+                found["inner"] = tuple(  # type: ignore[assignment]
+                    x + b - a for x, a, b in zip(found["inner"], self.before, now))
+
+    engine.timed = Stage  # type: ignore[method-assign, assignment]
+    for number, step in enumerate(engine.steps("train", 1)[:2]):
+        found["inner"] = 0, 0
+        COUNTS.clear()
+        engine.train_step(step, engine.sample(step, number))
+    found["step"] = COUNTS.kernels.total(), COUNTS.syncs.total()
+    return {**found, "problems": [" | ".join(key) for key in COUNTS.problems]}
+
+
+def counted(store: Store, model: str, kernels: list[str]) -> dict[str, Any]:
+    """Counts by kernel, and of PyG's layers."""
+    task, found = store.manifest.task, dict[str, Any]()
+    assert task is not None
+    plan = make_plan(store.schema, [task.target], 2, 1)
+
+    def engine(*changes: str) -> Engine:
+        made = build_engine(store, plan, load_settings(None, [
+            f"model.name={model}", "train.threads=1", "run.prove=off", "train.device=cuda",
+            *changes], {}), Plugins())
+        made.start_epoch(1)
+        return made
+
+    for kernel in kernels:
+        found[kernel] = of_step(engine(f"train.kernel={kernel}"))
+    few = engine("train.batch_size=32")
+    found["pyg"] = of_pyg(model, few, few._batch(few._sampler, few.steps("train", 1)[0], 0))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), metavar="NAME")
+    parser.add_argument("--models", nargs="+", default=["rgcn", "rgat", "hgt"])
+    parser.add_argument("--kernels", nargs="+", default=["fused", "merged"])
+    parser.add_argument("--json", type=Path, help="also write all counts here")
+    chosen = parser.parse_args()
+    if importlib.util.find_spec("torch_geometric") is not None:
+        import torch_geometric.nn  # noqa: F401  # asks PyTorch what its CUDA is, which is not there
+    import dgl_heta_hifuse.kernel as plugin  # which asks for the tensors of nobody's class
+
+    plugin._plain = lambda tensors: all(
+        type(x) in (Tensor, nn.Parameter, device.OnDevice) for x in plugin._each(tensors))
+    everything = []
+    print("| graph | model | kernel | step: kernels | waits | f + b: kernels | waits | PyG's "
+          "layers, f + b |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
+    with pretend(), tempfile.TemporaryDirectory() as path:
+        for number, graph in enumerate(chosen.graphs):
+            source = open_input(graph, Plugins()).source
+            assert source is not None, f"{graph} is not the name of a data set"
+            write_store(source, Path(path) / str(number))
+            store = Store(Path(path) / str(number))
+            for model in chosen.models:
+                found = counted(store, model, chosen.kernels)
+                everything.append({"graph": graph, "model": model, **found})
+                pyg = "" if found["pyg"] is None else f"{PYG[model]} {found['pyg'][0]}"
+                for kernel in chosen.kernels:
+                    cells = (*found[kernel]["step"], *found[kernel]["inner"])
+                    print(f"| {graph.removeprefix('synthetic-')} | {model} | {kernel} | "
+                          f"{' | '.join(f'{x:,}' for x in cells)} | {pyg} |", flush=True)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(everything))
+
+
+if __name__ == "__main__":
+    main()
