@@ -97,11 +97,6 @@ def test_a_step_launches_waits_and_copies_no_more_than_this(results: Results, pa
     assert found["kernels"] <= 1.05 * kernels, found["of kernels"]  # releases of torch differ
     for what, most in zip(("syncs", "up", "down"), others):
         assert found[what] <= most, (what, found["of syncs"])
-    # Seconds of a stage, and of waiting for others, end when the GPU has done what was asked.
-    waits = {line: n for what, line, n in found["of syncs"] if what == "Stream.synchronize"}
-    assert sum(n for line, n in waits.items() if "/engine.py" in line) == 4
-    assert sum(n for line, n in waits.items() if "/collectives.py" in line) >= sum(
-        found["collectives"].values())
 
 
 def test_seconds_of_stages_are_told_though_nobody_waits_for_them(results: Results) -> None:
