@@ -34,6 +34,8 @@ class DeviceTables:
         self._width, self._device = like.shape[1], device
         self._starts = dict(zip(tables, [0, *ends]))
         self._state = torch.empty((ends[-1], 3 * self._width), dtype=like.dtype, device=device)
+        self._ids: dict[str, np.ndarray] = {}
+        self._at = torch.empty(0, dtype=torch.int64, device=device)
         self.tables = {
             name: CachedTable(table, np.arange(table.shape[0]), [device],
                               copies=[self._state[self._starts[name]:end]])
@@ -73,5 +75,8 @@ class DeviceTables:
             self._state.index_select(0, places), rows, constants))
 
     def _places(self, ids: Mapping[str, np.ndarray]) -> Tensor:
-        return move(torch.from_numpy(np.concatenate(
-            [rows + self._starts[name] for name, rows in ids.items()])), self._device)
+        """Where rows are, on the device; an update's are there since they were read."""
+        if ids.keys() != self._ids.keys() or any(ids[n] is not self._ids[n] for n in ids):
+            self._ids, self._at = dict(ids), move(torch.from_numpy(np.concatenate(
+                [rows + self._starts[name] for name, rows in ids.items()])), self._device)
+        return self._at
