@@ -184,7 +184,7 @@ class Engine:
     def waited(self) -> float:
         """Seconds that it has waited for others, while nothing else was done."""
         training, sampling = self._traffic
-        return training.seconds + (0.0 if self._source.ahead else sampling.seconds)
+        return training.waited.total + (0.0 if self._source.ahead else sampling.waited.total)
 
     def reset_traffic(self) -> None:
         """Count from zero."""
