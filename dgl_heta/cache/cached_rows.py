@@ -107,35 +107,24 @@ class Staging:
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
 
-    def put(self, out: Tensor, places: np.ndarray, read: Callable[[], Tensor]) -> Wait:
+    def put(self, out: Tensor, places: np.ndarray, read: Callable[[], Tensor]
+            ) -> Callable[[], None]:
         """`out[places] = read()`, rows on the same device; call the result before `out` is used.
 
         On a GPU the copy runs beside what the caller does until then.
         """
         if out.device.type != "cuda":
             out.index_copy_(0, torch.from_numpy(places).to(out.device), read())
-            return Wait()
-        if not len(places):
-            return Wait()
+        if out.device.type != "cuda" or not len(places):
+            return lambda: None
         if self._stream is None:
             self._stream = torch.cuda.Stream(out.device)
         self._stream.wait_stream(torch.cuda.current_stream(out.device))  # `out` was allocated there
         with torch.cuda.stream(self._stream):
             out.index_copy_(0, move(torch.from_numpy(places), out.device), read())
         out.record_stream(self._stream)
-        return Wait(self._stream.record_event(), out.device)
-
-
-class Wait:
-    """Called, lets the current stream of a device wait for an event, if there is one."""
-
-    def __init__(self, event: torch.cuda.Event | None = None,
-                 device: torch.device | None = None) -> None:
-        self._event, self._device = event, device
-
-    def __call__(self) -> None:
-        if self._event is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
+        event = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(out.device).wait_event(event)
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dgl_heta.cache.cached_table import CachedTable
 from dgl_heta.errors import HetaError
+from dgl_heta.features.learnable import RowGradients
 from dgl_heta.features.row_files import move
 from dgl_heta.features.row_optimizers import AdamSettings, step_by_operators
 from dgl_heta.features.row_table import RowTable
@@ -46,32 +47,34 @@ class DeviceTables:
         for name, rows in ids.items():
             self.tables[name].rows += len(rows)
             self.tables[name].hits += len(rows)
-        values = self._state[:, :self._width].index_select(0, self._places(ids))
+        self._ids, self._at = ids, self._places(ids)
+        values = self._state[:, :self._width].index_select(0, self._at)
         return dict(zip(ids, values.split([len(rows) for rows in ids.values()])))
 
-    def update(self, ids: Mapping[str, np.ndarray], grads: Mapping[str, Tensor], scale: float,
-               adam: AdamSettings) -> None:
-        """One step of all tables, on unique rows of those that are named, with `scale` times their
-        gradients.
+    def update(self, rows: Mapping[str, RowGradients], scale: float, adam: AdamSettings) -> None:
+        """One step of all tables, on rows of some, with `scale` times their gradients.
 
         Raises
         ------
         HetaError
             Not all tables have taken as many steps.
         """
-        steps = {table.step for table in self.tables.values()}
-        if len(steps) > 1:
-            raise HetaError(f"learnable features have taken different numbers of steps: {steps}")
         for table in self.tables.values():
             table.step += 1
-        if not ids:
-            return
-        constants = adam.constants(steps.pop() + 1, scale, self._state.dtype)
-        places = self._places(ids)
-        rows = torch.cat([grads[name] for name in ids]).to(self._state.dtype)
-        self._state.index_copy_(0, places, step_by_operators(
-            self._state.index_select(0, places), rows, constants))
+        step, *others = {table.step for table in self.tables.values()}
+        if others:
+            raise HetaError(f"learnable features took {step} and {others[0]} steps")
+        rows = {name: of for name, of in rows.items() if len(of[0])}
+        if rows:
+            ids = {name: ids for name, (ids, _) in rows.items()}  # mostly those read last
+            is_read = ids.keys() == self._ids.keys() and all(ids[n] is self._ids[n] for n in ids)
+            places = self._at if is_read else self._places(ids)
+            grads = torch.cat([grads for _, grads in rows.values()])
+            self._state.index_copy_(0, places, step_by_operators(
+                self._state.index_select(0, places), grads,
+                adam.constants(step, scale, self._state.dtype)))
 
     def _places(self, ids: Mapping[str, np.ndarray]) -> Tensor:
+        """Where rows are in the state, on the device."""
         return move(torch.from_numpy(np.concatenate(
             [rows + self._starts[name] for name, rows in ids.items()])), self._device)

@@ -48,11 +48,6 @@ class Traffic:
         self.bytes: Counter[str] = Counter()
         self.waited = DeviceSeconds()
 
-    @property
-    def seconds(self) -> float:
-        """The seconds that it waited; on a GPU waits until it has come to the last of them."""
-        return self.waited.total
-
 
 class Comm:
     """One process group of workers.

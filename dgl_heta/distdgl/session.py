@@ -116,7 +116,8 @@ class Session:
         settings = self.settings
         self.wrapper: ModuleWrapper = (Reference() if self.reference else plugins.get(
             "module wrapper", settings.train.wrapper))
-        plugins.get("cache policy", settings.cache.policy_on(False))  # an unknown one is an error now
+        # An unknown one is an error now.
+        plugins.get("cache policy", settings.cache.policy_on(False))
         # The kernel is the process's, as dgl_heta.nn knows no session.
         self._kernel_before = use_kernel(plugins.get("aggregation kernel", settings.train.kernel))
 

@@ -72,13 +72,17 @@ class Table(Protocol):
     def load(self, blocks: Iterable[Mapping[str, Tensor]], step: int) -> None: ...
 
 
+RowGradients = tuple[np.ndarray, Tensor]
+"""Rows of a table, each once, and their gradients."""
+
+
 class NearTables(Protocol):
     """Tables on a GPU, which are read together and stepped together."""
 
     @property
     def tables(self) -> Mapping[str, Table]: ...
     def read(self, ids: Mapping[str, np.ndarray]) -> dict[str, Tensor]: ...
-    def update(self, ids: Mapping[str, np.ndarray], grads: Mapping[str, Tensor], scale: float,
+    def update(self, rows: Mapping[str, RowGradients], scale: float,
                adam: AdamSettings) -> None: ...
 
 
@@ -200,16 +204,12 @@ class LearnableFeatures:
         # parameters are: what arrives are sums.
         scale = 1.0 / self._world.size
         steps = {t: self._gradients(t) for t in self.local}
-        near = self.near.tables if self.near is not None else {}
         if self.near is not None:
-            own = {t: steps[t] for t in near if len(steps[t][0])}
-            self.near.update({t: rows for t, (rows, _) in own.items()},
-                             {t: grads for t, (_, grads) in own.items()}, scale, self.adam)
-        for ntype, table in self.local.items():
-            if ntype not in near:
-                # A step without rows counts all the same: Adam's bias correction is of the table's
-                # steps, and on one process every batch is one.
-                table.update(*steps[ntype], scale, self.adam)
+            self.near.update({t: steps.pop(t) for t in self.near.tables}, scale, self.adam)
+        for ntype, step in steps.items():
+            # A step without rows counts all the same: Adam's bias correction is of the table's
+            # steps, and on one process every batch is one.
+            self.local[ntype].update(*step, scale, self.adam)
         if self._step is not None and self.owned is not None:
             # In the order of `read`, whose route is used again backwards; a type whose rows got no
             # gradient sends zeros, as the owner waits for its rows.
@@ -219,9 +219,8 @@ class LearnableFeatures:
             self.owned.update(unique, torch.from_numpy(sums), scale, self.adam)
         self._leaves, self._step = {}, None
 
-    def _gradients(self, ntype: str) -> tuple[np.ndarray, Tensor]:
-        """Rows of a type that were read last, each once, and their gradients; none if it got none.
-        """
+    def _gradients(self, ntype: str) -> RowGradients:
+        """The rows of a type that were read last, if they got gradients."""
         leaf = self._leaves.get(ntype)
         if leaf is None or leaf.grad is None:
             return np.empty(0, np.int64), self._no_rows()

@@ -164,7 +164,8 @@ def _cache(cache: Mapping[str, Any]) -> Section:
                      human_bytes(int(number(one.get("cached_bytes")))),
                      percent(number(one.get("hits")), number(one.get("reads"))),
                      human_bytes(int(number(one.get("hit_bytes")))), human_bytes(int(missed)),
-                     f"{number(one.get('penalty')) * 1e9:,.2f}"])
+                     "not measured" if one.get("penalty") is None
+                     else f"{number(one.get('penalty')) * 1e9:,.2f}"])
     notes = cache.get("notes")
     none = [f"Not cached: {', '.join(not_cached)}."] if not_cached else []
     return Section("Feature cache", tables=_tables(Table(

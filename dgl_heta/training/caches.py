@@ -223,10 +223,9 @@ class FeatureCaches:
         if not self.capacity:
             self.notes.append("cache.capacity_mb is 0: nothing is cached")
             return
-        chosen = self._whole(policy, profiler)
-        if chosen is None:
-            chosen = self._chosen(policy, profiler)
-        self._attach(chosen, getattr(policy, "replacement", None))
+        whole = self._whole(policy, profiler)
+        self._attach(self._chosen(policy, profiler) if whole is None else whole,
+                     getattr(policy, "replacement", None))
         self.seconds = time.perf_counter() - start
 
     def _whole(self, policy: CachePolicy, profiler: Profiler) -> dict[str, np.ndarray] | None:
@@ -268,12 +267,13 @@ class FeatureCaches:
                   if len(chosen[t]) and isinstance(table, RowTable)}
         near = {t: table for t, table in tables.items()
                 if engine.device != CPU and len(chosen[t]) == table.shape[0]}
+        cached_tables = {t: CachedTable(table, chosen[t], [engine.device], replacement)
+                         for t, table in tables.items() if t not in near}
         if near:
-            learnable.near = DeviceTables(near, engine.device)
-        for ntype, table in tables.items():
-            cached_table = (learnable.near.tables[ntype] if ntype in near else CachedTable(
-                table, chosen[ntype], [engine.device], replacement))
-            learnable.local[ntype], self._cached[ntype] = cached_table, (cached_table, 0)
+            learnable.near = whole = DeviceTables(near, engine.device)
+            cached_tables.update(whole.tables)
+        learnable.local.update(cached_tables)
+        self._cached.update((t, (table, 0)) for t, table in cached_tables.items())
         ranges = {t: owned for t, owned in learnable.owned_ranges().items() if owned[2]}
         ids = [chosen[t] + start for t, (_, start, _) in ranges.items()]
         if sum(map(len, ids)) and isinstance(learnable.owned, RowTable):

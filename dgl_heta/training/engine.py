@@ -124,7 +124,8 @@ class Engine:
     def waited(self) -> float:
         """Seconds that it has waited for others, while nothing else was done."""
         training, sampling = self.part.traffic
-        return training.seconds + (0.0 if self.part.source.ahead else sampling.seconds)
+        ahead = self.part.source.ahead
+        return training.waited.total + (0.0 if ahead else sampling.waited.total)
 
     def reset_traffic(self) -> None:
         """Count from zero."""

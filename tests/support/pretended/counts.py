@@ -14,7 +14,7 @@ class Counts:
 
     Attributes
     ----------
-    kernels : by (operator, line); one for each operator of ATen that is no view.
+    kernels : by "operator line"; one for each operator of ATen that is no view.
     syncs : by (what waits, line): the host waits there until the device has caught up.
     up, down : bytes from memory to the device and back, by line.
     collectives : of groups by NCCL, by name.
@@ -26,14 +26,14 @@ class Counts:
         self.clear()
 
     def clear(self) -> None:
-        self.kernels: Counter[tuple[str, str]] = Counter()
+        self.kernels: Counter[str] = Counter()
         self.syncs: Counter[tuple[str, str]] = Counter()
         self.up: Counter[str] = Counter()
         self.down: Counter[str] = Counter()
         self.collectives: Counter[str] = Counter()
 
     def kernel(self, name: str) -> None:
-        self.kernels[name, line()] += 1
+        self.kernels[f"{name} {line()}"] += 1
 
     def sync(self, what: str) -> None:
         self.syncs[what, line()] += 1
@@ -46,7 +46,7 @@ class Counts:
         return {"kernels": self.kernels.total(), "syncs": self.syncs.total(),
                 "up": self.up.total(), "down": self.down.total(),
                 "collectives": dict(self.collectives),
-                "of kernels": [(*key, n) for key, n in self.kernels.most_common()],
+                "of kernels": self.kernels.most_common(),
                 "of syncs": [(*key, n) for key, n in self.syncs.most_common()],
                 "problems": [" | ".join(key) for key in self.problems]}
 

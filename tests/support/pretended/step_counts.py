@@ -3,8 +3,8 @@
     python -m tests.support.pretended.step_counts PARTITION [--device cpu] [SECTION.KEY=VALUE …]
 
 Trains some steps on one worker and prints means of a step: rows that were read; kernels, waits of
-the host, bytes up and down, the last two by line. With `--device cpu` it prints milliseconds by
-stage on this machine instead: on a pretended GPU times say nothing.
+the host, bytes up and down, the last three by line. Times say nothing there: with `--device cpu` it
+prints milliseconds of this machine's processor instead, by what they were spent on.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -35,7 +38,7 @@ def main() -> None:
     options.add_argument("settings", nargs="*")
     options.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     options.add_argument("--steps", type=int, default=5)
-    args = options.parse_args()
+    args = options.parse_intermixed_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     with (pretend() if args.device == "cuda" else nullcontext(),
           tempfile.TemporaryDirectory() as scratch):
@@ -50,6 +53,7 @@ def _train(args: argparse.Namespace, scratch: Path) -> None:
     engine = build_engine(store, plan, settings, plugins, scratch)
     caches.attach(engine, plugins, scratch / "profiles")
     read: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
     inputs = engine.inputs
 
     def counted(batch: MiniBatch, train: bool) -> dict[str, Tensor]:
@@ -57,25 +61,37 @@ def _train(args: argparse.Namespace, scratch: Path) -> None:
         return inputs(batch, train)
 
     engine.inputs = counted  # type: ignore[method-assign]
+    for of, name in ((engine.static, "read"), (engine.learnable, "read"),
+                     (engine.learnable, "update"), (engine, "_batch"), (engine, "train_step")):
+        setattr(of, name, _timed(getattr(of, name), f"{type(of).__name__}.{name}", spent))
     for first in (True, False):  # the first step compiles
         engine.start_epoch(1)
-        COUNTS.clear()
-        read.clear()
+        for counter in (COUNTS, read, spent):
+            counter.clear()
         steps = engine.steps("train", 1)[:1 if first else args.steps]
         for _ in engine.train(steps, int(not first)):
             pass
-    per_step = {"rows": read}
+    per_step = {"rows": read, "processor ms": spent}
     if args.device == "cuda":
+        del per_step["processor ms"]
         per_step |= {"up": COUNTS.up, "down": COUNTS.down,
                      "waits": Counter({" ".join(key): n for key, n in COUNTS.syncs.items()})}
         print(f"kernels: {COUNTS.kernels.total() / args.steps:,.0f}")
     for what, counts in per_step.items():
-        print(f"{what}: {counts.total() / args.steps:,.0f}")
+        digits = 1 if what == "processor ms" else 0
+        print(what if digits else f"{what}: {counts.total() / args.steps:,.0f}")
         for name, count in counts.most_common():
-            print(f"    {count / args.steps:13,.0f}  {name}")
-    if args.device == "cpu":
-        for stage, seconds in engine.seconds.items():
-            print(f"{stage}: {1000 * seconds / args.steps:.1f} ms")
+            print(f"    {count / args.steps:13,.{digits}f}  {name}")
+
+
+def _timed(run: Callable[..., Any], name: str, spent: Counter[str]) -> Callable[..., Any]:
+    """The same function, whose milliseconds of the processor are added up."""
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.process_time()
+        made = run(*args, **kwargs)
+        spent[name] += 1000 * (time.process_time() - start)  # type: ignore[assignment]
+        return made
+    return timed
 
 
 if __name__ == "__main__":
