@@ -29,7 +29,7 @@ def dgl_heta_datasets() -> list[Dataset]:
 
 @hookimpl
 def dgl_heta_batch_sources() -> list[BatchSource]:
-    from dgl_heta_hifuse.device_sampling import GpuSampling
+    from dgl_heta_hifuse.gpu_source import GpuSampling
     from dgl_heta_hifuse.pipeline import Pipeline
 
     return [Pipeline(), GpuSampling()]

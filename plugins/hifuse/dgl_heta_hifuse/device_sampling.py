@@ -1,4 +1,4 @@
-"""The source of batches `gpu`: they are sampled on the GPU that trains, ahead of training.
+"""Layers of batches that are sampled on a device.
 
 What is sampled is a hash, so batches are those of the CPU bit for bit. All relations of a layer are
 sampled together: their in-edges lie one after the other in two arrays on the device, nodes of all
@@ -10,22 +10,18 @@ once in a batch, for the input nodes, whose features it finds.
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
 from torch import Tensor
 
-from dgl_heta import BatchSource, HetaError, InputError, Relation, Stage
+from dgl_heta import HetaError, Relation
 from dgl_heta.tools import RelationBlock, changed
 from dgl_heta_hifuse.device_draws import choose, signed
-from dgl_heta_hifuse.pipeline import ahead
 
-log = logging.getLogger(__name__)
 NEW = 1 << 30
 """Entries of `row_of` from here on are places of edges to nodes that have no row yet."""
 NO_ROW = 2**31 - 1
@@ -33,84 +29,11 @@ PIECE = 1 << 24
 """Numbers that are copied to the device, or drawn there, at a time."""
 
 
-class GpuSettings(BaseModel):
-    depth: int = Field(2, ge=1, le=64, description="batches that are made ahead of the one that "
-                       "training computes on; the GPU's memory holds the edges of so many more")
-    graph_mb: int | None = Field(None, ge=1, description="most memory of the GPU for the graph; "
-                                 "default: half of what is free")
-
-
-class GpuSampling(BatchSource):
-    """Batches sampled on the GPU, on a stream of its own, each stage on a thread. Where workers
-    compute on CPUs, they sample there, on demand."""
-
-    name = "gpu"
-    settings = GpuSettings()
-    in_scripts = False
-
-    def batches(self, steps: int, sample: Any, in_order: bool) -> Iterator[Any]:
-        return map(sample, range(steps))
-
-    def staged(self, steps: int, stages: Sequence[Stage], in_order: bool
-               ) -> Generator[Any, None, None]:
-        if torch.cuda.is_initialized():
-            yield from ahead(steps, stages, in_order, self.settings.depth, samplers=1)
-        else:
-            yield from super().staged(steps, stages, in_order)
-
-    def layers(self, sampler: Any, device: torch.device) -> DeviceLayers | None:
-        if device.type != "cuda":
-            log.warning("train.batches = gpu: workers compute on CPUs, and sample there; batches "
-                        "are the same")
-            return None
-        layers = DeviceLayers(sampler, device)
-        free = torch.cuda.mem_get_info(device)[0] // 2
-        most = free if self.settings.graph_mb is None else self.settings.graph_mb << 20
-        if layers.bytes > most:
-            raise _refused(
-                f"the edges of {len(sampler.graph)} relations take {layers.bytes:,} bytes there, "
-                f"and {most:,} may be used (plugins.gpu.graph_mb, by default half of what is free)",
-                "train.batches = pipeline, which samples on the CPU's cores")
-        layers.load()
-        return layers
-
-
-def _refused(why: str, remedy: str) -> InputError:
-    return InputError(f"train.batches = gpu samples on GPUs, but {why}; use {remedy}")
-
-
-def _check(sampler: Any) -> None:
-    """
-    Raises
-    ------
-    InputError
-        What the sampler samples is not sampled on a device.
-    """
-    pipeline = "train.batches = pipeline"
-    if not hasattr(sampler, "graph"):
-        raise _refused("the model reads inputs that were computed before and samples nothing",
-                       pipeline)
-    if not sampler.scope.replicated:
-        raise _refused("workers agree on what they sample where nothing is replicated",
-                       f"partition.replication = full, or {pipeline}")
-    if sampler.scope.offloading is not None:
-        raise _refused("the plan delegates relations, whose rows workers tell each other",
-                       f"partition.shared = rows, or {pipeline}")
-    if sampler.held_out is not None:
-        raise _refused("links that are predicted are left out of what is sampled", pipeline)
-    for relation, csc in sampler.graph.items():
-        if sampler.weights[relation] is not None:
-            raise _refused(f"edges of '{relation}' have weights", pipeline)
-        if csc.indices.dtype != np.int32:
-            raise _refused(f"'{relation}' has 2^31 source nodes or more", pipeline)
-
-
 class _Place(NamedTuple):
-    """Where a relation is in the arrays of the device."""
+    """Where a relation's pointers begin on the device, and its largest in-degree."""
 
     pointers: int
-    edges: int
-    largest: int  # in-degree; 0 before the graph is loaded
+    largest: int
 
 
 class DeviceLayers:
@@ -118,20 +41,15 @@ class DeviceLayers:
 
     Parameters
     ----------
-    sampler : a `NeighborSampler`; of its graph, and that of others of the same scope.
+    sampler : a `NeighborSampler`; the layers of others of the same scope are sampled, too. It
+        samples what :func:`dgl_heta_hifuse.gpu_source.check` lets through.
 
     Attributes
     ----------
     bytes : of the graph, and of the rows of a batch, on the device.
-
-    Raises
-    ------
-    InputError
-        The sampler samples what is not sampled on a device.
     """
 
     def __init__(self, sampler: Any, device: torch.device) -> None:
-        _check(sampler)
         self._graph, self._counts, self._device = sampler.graph, sampler.counts, device
         self._types = {t: i for i, t in enumerate(self._counts)}
         self._starts = dict(zip(self._counts, itertools.accumulate(
@@ -172,7 +90,7 @@ class DeviceLayers:
                         raise changed(relation, csc)
                     self._indices[edges + low:edges + low + len(piece)] = torch.from_numpy(
                         piece).to(self._device)
-                self._places[relation] = _Place(pointers, edges, int(degrees.max(initial=0)))
+                self._places[relation] = _Place(pointers, int(degrees.max(initial=0)))
                 pointers, edges = pointers + len(indptr), edges + len(csc.indices)
 
     @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dgl_heta_hifuse.device_sampling import GpuSampling
+from dgl_heta_hifuse.gpu_source import GpuSampling
 
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler

@@ -18,7 +18,8 @@ import pytest
 import torch
 from dgl_heta_hifuse import device_sampling
 from dgl_heta_hifuse.device_draws import choose, remainder, signed
-from dgl_heta_hifuse.device_sampling import DeviceLayers, GpuSampling
+from dgl_heta_hifuse.device_sampling import DeviceLayers
+from dgl_heta_hifuse.gpu_source import GpuSampling
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

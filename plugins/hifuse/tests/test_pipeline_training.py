@@ -87,11 +87,18 @@ def both(store: Path, plugins: Plugins, tmp_path: Path, *more: str) -> list[Comp
     return [computed(engine_of(store, plugins, tmp_path, source, *more)) for source in SOURCES]
 
 
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four, of which training uses one: three batches are sampled side by side."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+
+
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("options", [
-    (), ("plugins.pipeline.depth=7",), ("train.eval_fanouts=-1,-1",),
+    ("train.sampling_threads=3",), ("plugins.pipeline.depth=7",), ("train.eval_fanouts=-1,-1",),
     ("model.name=sehgnn",), ("task.kind=link", "task.relation=author writes paper",
      "task.reverse=paper rev-writes author", "task.eval_negatives=5", "train.batch_size=64")],
-    ids=["depth 2", "depth 7", "evaluation of its own", "averages", "links"])
+    ids=["depth 2, on threads", "depth 7", "evaluation of its own", "averages", "links"])
 def test_one_worker_computes_the_same(store: Path, plugins: Plugins, tmp_path: Path,
                                       options: tuple[str, ...]) -> None:
     asked, ahead = both(store, plugins, tmp_path, *options)
@@ -99,6 +106,7 @@ def test_one_worker_computes_the_same(store: Path, plugins: Plugins, tmp_path: P
     assert not {t.name for t in threading.enumerate()} & {"dgl-heta sample", "dgl-heta fetch"}
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(("policy", "tables"), [
     ("hotness", "disk"), ("fifo", "memory"), ("clock", "memory")])
 def test_caches_count_and_replace_the_same(store: Path, plugins: Plugins, tmp_path: Path,
