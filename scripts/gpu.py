@@ -311,7 +311,8 @@ def command(stage: Stage, seconds: float, args: argparse.Namespace) -> list[str]
     if stage.name == "steps":
         words += args.step_options
     if stage.name == "layers" and args.pretend:
-        words += ["--device", "cpu", "--graphs", "aifb", "--scale", "0.05", "--rounds", "1"]
+        words += shlex.split("--device cpu --graphs mag --models rgcn --scale 0.01 --rounds 1 "
+                             "--seeds 8 --fanouts 1 1")
     return words
 
 
