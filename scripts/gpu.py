@@ -62,10 +62,10 @@ class Stage:
 
 STAGES = (
     Stage("tests", "tests marked `gpu`: beside the CPU, on a shared GPU, NCCL with two GPUs",
-          0.45, f"-m pytest -m gpu -v -p no:cacheprovider tests/gpu tests/cache {PLUGIN}/tests"),
-    Stage("steps", "steps of R-GCN, R-GAT and HGT on synthetic mag and Freebase, by stage", 0.4,
+          0.5, f"-m pytest -m gpu -v -p no:cacheprovider tests/gpu tests/cache {PLUGIN}/tests"),
+    Stage("steps", "steps of R-GCN, R-GAT and HGT on synthetic mag and Freebase, by stage", 0.37,
           "scripts/bench/gpu_steps.py --out {out}/steps.jsonl --seconds {seconds}", True, True),
-    Stage("layers", "kernels and time of layers, beside PyTorch Geometric's if it is there", 0.15,
+    Stage("layers", "kernels and time of layers, beside PyTorch Geometric's if it is there", 0.13,
           "scripts/bench/gpu_merged.py --graphs aifb mag freebase am --rounds 10", cut=True),
 )
 
@@ -308,10 +308,14 @@ def command(stage: Stage, seconds: float, args: argparse.Namespace) -> list[str]
                                              seconds=max(seconds - 15, 15)))
     if stage.name == "tests" and args.select:
         words += ["-k", args.select]
+    workers = min(len(os.sched_getaffinity(0)) // 4, 4)
+    if stage.name == "tests" and workers > 1 and is_there("pytest-xdist"):
+        words += ["-n", str(workers)]
     if stage.name == "steps":
         words += args.step_options
     if stage.name == "layers" and args.pretend:
-        words += ["--device", "cpu", "--graphs", "aifb", "--scale", "0.05", "--rounds", "1"]
+        words += shlex.split("--device cpu --graphs mag --models rgcn --scale 0.01 --rounds 1 "
+                             "--seeds 8 --fanouts 1 1")
     return words
 
 
@@ -359,10 +363,11 @@ def summarize(out: Path, results: dict[str, Any], described: dict[str, Any]) -> 
             f"{described['torch']}, CUDA {described['cuda']}; {described['cpu']}, "
             f"{described['cores']} cores; commit {described['commit']}; {described['began']}.\n",
             *(f"- {name}: {result['status']}, {result['seconds']:.0f} s"
-              for name, result in results.items()),
+              + (f"; {name}.log ends with: {end_of(out / f'{name}.log')}"
+                 if result["status"] == "failed" else "") for name, result in results.items()),
             f"- of the tests, {counted['passed']} passed, {counted['failed']} failed, "
             f"{counted['skipped']} were skipped\n",
-            *(f"- {t['outcome']}: {t['test']}: {t['reason'].splitlines()[-1:]}" for t in tests
+            *(f"- {t['outcome']}: {t['test']}: {(t['reason'].splitlines() or ['']).pop()}" for t in tests
               if t["outcome"] != "passed"), ""]
     if cases:
         text += ["| graph | model | variant | ms | sample | fetch | forward | backward | update "
@@ -378,6 +383,12 @@ def summarize(out: Path, results: dict[str, Any], described: dict[str, Any]) -> 
         part.write_text(content)
         part.replace(out / name)
     return good
+
+
+def end_of(log: Path) -> str:
+    """The last line of a log."""
+    said = log.read_text(errors="replace").strip().splitlines()
+    return said[-1] if said else "nothing"
 
 
 def row(case: dict[str, Any]) -> str:
@@ -403,4 +414,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        fail("interrupted before anything ran")

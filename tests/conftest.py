@@ -99,7 +99,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write how a test ended to the file that HETA_TESTS_RESULTS names, as a line of JSON: what is
     killed later has told what it found (scripts/gpu.sh)."""
     file = os.environ.get("HETA_TESTS_RESULTS")
-    if file and (report.when == "call" or report.outcome != "passed"):
+    if file and "PYTEST_XDIST_WORKER" not in os.environ and (
+            report.when == "call" or report.outcome != "passed"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
         with open(file, "a", encoding="utf-8") as out:
             out.write(json.dumps({"test": report.nodeid, "outcome": report.outcome, "seconds":

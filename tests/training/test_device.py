@@ -29,6 +29,8 @@ def test_workers_that_nobody_has_numbered_take_different_gpus() -> None:
     every = [seen("a", 2), seen("b", 4), seen("a", 2), seen("b", 4)]
     assert deal(every) == [0, 0, 1, 1]
     assert deal([*every, seen("a", 2)]) == [0, 0, None, 1, None]
+    assert deal([*every, seen("a", 2)], shared=True) == [0, 0, 1, 1, 0]
+    assert deal([*every, seen("c", 0)], shared=True) == [0, 0, 1, 1, None]
 
 
 @pytest.mark.skipif("HETA_TESTS_GPU" in os.environ, reason="GPUs are asked for")
