@@ -28,7 +28,10 @@ def test_the_text_of_every_mutation_is_there_once() -> None:
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"(\d+) mutations; each text is there once\n", done.stdout)
     assert found
-    assert int(found[1]) >= 50
+    assert int(found[1]) >= 100
+    done = mutate("nowhere", "--dry-run")
+    assert (done.returncode, done.stderr) == (
+        2, "error: there are no mutations 'nowhere', but device, numbers\n")
 
 
 @pytest.fixture
@@ -66,6 +69,14 @@ def test_a_mistake_is_caught_by_a_test_that_fails_and_taken_out_again(tree: Path
     assert (tree / "dgl_heta/add.py").read_text() == before
     assert mutate(*options, "--only", "minus").returncode == 0
     assert mutate(*options, "--only", "minus", "--unchanged").returncode == 0
+
+
+def test_a_mistake_that_is_said_to_change_nothing_must_not_be_noticed(tree: Path) -> None:
+    options = table(tree, zero="test_add.py::test_zero", minus="test_add.py")
+    file = tree.with_name("table.toml")
+    file.write_text(file.read_text().replace("tests =", "unseen = 'so'\ntests ="))
+    assert mutate(*options, "--only", "zero").returncode == 0
+    assert mutate(*options, "--only", "minus").returncode == 1
 
 
 def test_what_cannot_be_put_in_is_named(tree: Path) -> None:
