@@ -1,0 +1,8 @@
+"""PyG's heterogeneous models on several workers: batches, and models that are merged."""
+
+from __future__ import annotations
+
+from dgl_heta_pyg.distributed import DistributedPyG, distribute
+from dgl_heta_pyg.loader import Batch, NeighborLoader
+
+__all__ = ["Batch", "DistributedPyG", "NeighborLoader", "distribute"]
