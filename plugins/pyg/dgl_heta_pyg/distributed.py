@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dgl_heta_pyg.loader import rows_of
-from dgl_heta_pyg.merging import Merging, hops_of
+from dgl_heta_pyg.merging import Merging, check_rows, hops_of
 
 
 class DistributedPyG(DistributedModel):
@@ -78,6 +78,8 @@ def distribute(model: nn.Module, part: Partition) -> DistributedPyG:
     if not isinstance(part, Partition):
         raise InputError(f"a partition is needed, not {type(part).__name__}; open one by "
                          "dgl_heta.open_partition(directory)")
+    if part.group.size > 1:
+        check_rows(model)
     if any(map(is_lazy, model.parameters())):
         _find_sizes(model, part)
     return DistributedPyG(model, part)
@@ -88,6 +90,8 @@ def _find_sizes(model: nn.Module, part: Partition) -> None:
     """Let layers of size -1 meet a node of each type, without edges."""
     widths, none = part.spec(1).input_dims, torch.empty((2, 0), dtype=torch.int64)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()  # so that nothing is counted, such as a batch norm's averages
     try:
         model({t: torch.zeros(1, widths[t], dtype=dtype) for t in part.schema.node_types},
               {tuple(r): none for r in part.schema.relations})
@@ -95,6 +99,9 @@ def _find_sizes(model: nn.Module, part: Partition) -> None:
         raise InputError(f"{type(model).__name__} has layers without a size (-1) and cannot be "
                          f"called with x_dict and edge_index_dict alone ({error}); give the sizes, "
                          "or call it once, before distribute, with a node of each type") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:

@@ -88,9 +88,9 @@ class NeighborLoader(Loader):
         total = sum(map(len, self._ids.values()))
         if not drop_last and 0 < total % self._size < part.world.size:
             raise InputError(
-                f"{total} seeds are {total // self._size} steps of {self._size} and one that has "
-                f"{total % self._size} for {part.world.size} workers, so that the loss of one of "
-                "them would be of nothing; give drop_last=True, or another batch_size")
+                f"of {total} seeds in steps of {self._size} the last has {total % self._size} for "
+                f"{part.world.size} workers, so that the loss of one of them would be of nothing; "
+                "give drop_last=True, or another batch_size")
 
     def sampler(self, fanouts: Sequence[int], seed: int, apart: Any) -> Any:
         part = self._part
@@ -198,7 +198,7 @@ def _check_plan(part: Partition) -> None:
 
 def _seeds(part: Partition, input_nodes: Any) -> Any:
     """The seeds as :class:`dgl_heta.tools.Loader` takes them."""
-    if isinstance(input_nodes, str) and input_nodes not in part.targets:
+    if isinstance(input_nodes, str) and input_nodes not in part.schema.node_counts:
         return input_nodes
     ntype, nodes = (input_nodes, None) if isinstance(input_nodes, str) else input_nodes
     if nodes is None:

@@ -26,13 +26,7 @@ _AGREED = 2
 
 
 class Merging(nn.Module):
-    """A model whose convolutions are merged over a group of several workers.
-
-    Raises
-    ------
-    InputError
-        A module of the model takes rows of a batch together, of which no worker has all.
-    """
+    """A model whose convolutions are merged over a group of several workers."""
 
     def __init__(self, module: nn.Module, group: Comm) -> None:
         super().__init__()
@@ -41,12 +35,9 @@ class Merging(nn.Module):
         self.hops: Hops | None = None
         self._call: RelationEdges | None = None
         self._merged, self._passes, self._agree = 0, [0, 0], False
-        convs = dict(_outermost(module))
-        inside = {id(part) for conv in convs.values() for part in conv.modules()}
-        for name, part in module.named_modules():
-            if id(part) not in inside:
-                _check_rows(name, part)
-        for conv in convs.values():
+        convs = [*_outermost(module)]
+        inside = {id(part) for conv in convs for part in conv.modules()}
+        for conv in convs:
             if isinstance(conv, HGTConv):
                 attending(conv, self)
             else:
@@ -176,19 +167,29 @@ def _opened(value: Any) -> Any:
     return value
 
 
-def _outermost(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _outermost(module: nn.Module) -> Iterator[nn.Module]:
     """Convolutions that are in no other one."""
     if isinstance(module, MessagePassing):
-        yield name, module
+        yield module
         return
-    for key, child in module.named_children():
-        yield from _outermost(child, f"{name}.{key}".lstrip("."))
+    for child in module.children():
+        yield from _outermost(child)
 
 
-def _check_rows(name: str, part: nn.Module) -> None:
-    graphwide = isinstance(part, norm.LayerNorm) and part.mode == "graph"
-    if graphwide or isinstance(part, _ACROSS_ROWS):
-        what = f"{type(part).__name__} '{name}'" + (" of mode 'graph'" if graphwide else "")
-        raise InputError(f"{what} takes all nodes of a batch together, of which no worker has all, "
-                         "so it cannot be merged over workers; use torch.nn.LayerNorm (or PyG's "
-                         "with mode='node'), or one worker (--parts 1)")
+def check_rows(module: nn.Module) -> None:
+    """
+    Raises
+    ------
+    InputError
+        A module takes rows of a batch together, of which no worker has all.
+    """
+    inside = {id(part) for conv in _outermost(module) for part in conv.modules()}
+    for name, part in module.named_modules():
+        graphwide = isinstance(part, norm.LayerNorm) and part.mode == "graph"
+        if id(part) not in inside and (graphwide or isinstance(part, _ACROSS_ROWS)):
+            remedy = ("aggregate what the model returns" if isinstance(part, Aggregation) else
+                      "use torch.nn.LayerNorm, or PyG's with mode='node'")
+            raise InputError(
+                f"{type(part).__name__} '{name}'{' of mode graph' * graphwide} takes all nodes of "
+                "a batch together, of which no worker has all, so it cannot be merged over "
+                f"workers; {remedy}, or use one worker (--parts 1)")

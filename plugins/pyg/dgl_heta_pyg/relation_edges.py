@@ -45,10 +45,11 @@ class RelationEdges(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        own = next((x for x in args if isinstance(x, RelationEdges)), None)
+        flat = [x for of in args for x in (of if isinstance(of, list | tuple) else [of])]
+        own = next((x for x in flat if isinstance(x, RelationEdges)), None)
         if name == "__repr__" and own is not None:
             return f"RelationEdges('{own.relation}', {own.size(1)})"
-        if own is None or name not in (_KEEP | _ASK):
+        if own is None or own is not args[0] or name not in (_KEEP | _ASK):
             what = f" of '{own.relation}'" if own is not None else ""
             raise InputError(
                 f"edge_index{what} is read by torch's {name}, outside of a convolution that "
