@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dgl_heta_pyg.data import PartitionData, open_partition
 from dgl_heta_pyg.distributed import DistributedPyG, distribute
 from dgl_heta_pyg.loader import Batch, NeighborLoader
 
-__all__ = ["Batch", "DistributedPyG", "NeighborLoader", "distribute"]
+__all__ = ["Batch", "DistributedPyG", "NeighborLoader", "PartitionData", "distribute",
+           "open_partition"]

@@ -11,6 +11,7 @@ from dgl_heta.tools import DistributedModel
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import rows_of
 from dgl_heta_pyg.merging import Merging, check_rows, hops_of
 
@@ -56,7 +57,7 @@ class DistributedPyG(DistributedModel):
         self._rows.waits = False
 
 
-def distribute(model: nn.Module, part: Partition) -> DistributedPyG:
+def distribute(model: nn.Module, data: PartitionData | Partition) -> DistributedPyG:
     """A PyG model that trains on a partition, in step with the other workers.
 
     On several workers its convolutions are merged: those of HeteroConv, of models that `to_hetero`
@@ -68,16 +69,14 @@ def distribute(model: nn.Module, part: Partition) -> DistributedPyG:
     ----------
     model : takes `batch.x_dict`, `batch.edge_index_dict` and the like; returns rows of nodes, in
         any tuple, list or dict. Layers whose sizes it is to find by itself (-1) find them now.
-    part : from :func:`dgl_heta.open_partition`.
+    data : from :func:`dgl_heta_pyg.open_partition` or :func:`dgl_heta.open_partition`.
 
     Raises
     ------
     InputError
         A module takes the nodes of a batch together (batch normalisation); a layer without sizes.
     """
-    if not isinstance(part, Partition):
-        raise InputError(f"a partition is needed, not {type(part).__name__}; open one by "
-                         "dgl_heta.open_partition(directory)")
+    part = part_of(data)
     if part.group.size > 1:
         check_rows(model)
     if any(map(is_lazy, model.parameters())):

@@ -16,6 +16,7 @@ from dgl_heta.tools import Loader, listing
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.hops import HopBatch, Hops, HopSampler
 from dgl_heta_pyg.relation_edges import RelationEdges
 
@@ -46,7 +47,7 @@ class NeighborLoader(Loader):
 
     Parameters
     ----------
-    part : from :func:`dgl_heta.open_partition`.
+    data : from :func:`dgl_heta_pyg.open_partition` or :func:`dgl_heta.open_partition`.
     num_neighbors : in-edges sampled of a node by each relation, per hop, the seeds' first; -1: all.
     input_nodes : "train", "val" or "test", for the nodes of a mask; a target type, for all its
         nodes; or `(type, ids or mask)`.
@@ -65,12 +66,10 @@ class NeighborLoader(Loader):
         step that leaves a worker without a seed.
     """
 
-    def __init__(self, part: Partition, num_neighbors: Sequence[int],
+    def __init__(self, data: PartitionData | Partition, num_neighbors: Sequence[int],
                  input_nodes: Any = "train", batch_size: int = 1, shuffle: bool | None = None,
                  drop_last: bool = False, seed: int | None = None, **others: Any) -> None:
-        if not isinstance(part, Partition):
-            raise InputError(f"a partition is needed, not {type(part).__name__}; write one of a "
-                             "HeteroData (docs/pyg.md) and open it by dgl_heta.open_partition")
+        part = part_of(data)
         if unknown := [name for name in others if name not in _HOW]:
             raise InputError(f"NeighborLoader's {listing(unknown)} is not known on a partition; "
                              "leave it out")
@@ -193,7 +192,8 @@ def _check_plan(part: Partition) -> None:
     if plan.offloaded:
         raise InputError(f"the partition delegates relations ('{next(iter(plan.offloaded))}'), so "
                          "that rows below the seeds are not whole on a worker, as PyG's models "
-                         "need them; make it again with partition.shared = rows")
+                         "need them; open it by dgl_heta_pyg.open_partition, or with "
+                         "partition.shared=rows among its settings")
 
 
 def _seeds(part: Partition, input_nodes: Any) -> Any:

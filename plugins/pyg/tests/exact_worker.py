@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import dgl_heta
 import dgl_heta_pyg
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,15 +18,15 @@ from pyg_models import TARGET, models
 warnings.simplefilter("ignore")
 torch.set_default_dtype(torch.float64)
 given = json.loads(sys.argv[1])
-part = dgl_heta.open_partition(given["part"], given["settings"])
-workers, results = part.world.size, {}
-metadata = (list(part.schema.node_types), [tuple(r) for r in part.schema.relations])
-for name, make in models(metadata).items():
+data = dgl_heta_pyg.open_partition(given["part"], given["settings"])
+part, results = data.part, {}
+workers = part.world.size
+for name, make in models(data.metadata()).items():
     torch.manual_seed(5 + part.rank)  # all have the parameters of worker 0
-    model = dgl_heta_pyg.distribute(make(), part)
+    model = dgl_heta_pyg.distribute(make(), data)
     optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.1), part.row_optimizer(lr=0.01)
     loader = dgl_heta_pyg.NeighborLoader(
-        part, num_neighbors=[3, 2], input_nodes="train", batch_size=12 // workers)
+        data, num_neighbors=[3, 2], input_nodes="train", batch_size=12 // workers)
     losses, first = [], {}
     for step, batch in enumerate(loader):
         more = [batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict] * (name == "trimmed")

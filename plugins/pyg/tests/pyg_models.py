@@ -117,7 +117,7 @@ class OneGraph(nn.Module):
 
     def forward(self, x, edge_index):  # torch.fx, by which it is traced, knows no postponed types
         x = x.tanh()
-        y = self.norm(self.first(x, edge_index)).relu()
+        y = self.norm(self.first(x, edge_index)).relu_()
         y = self.second(y, edge_index)
         if self.skip:
             y = y + x
