@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import dgl_heta
 import torch
+from torch import Tensor
+
+import dgl_heta
 from dgl_heta import InputError, Partition
 from dgl_heta.tools import MASKS
-from torch import Tensor
 
 
 class PartitionData:

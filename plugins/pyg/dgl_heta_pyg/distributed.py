@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from dgl_heta import HetaError, InputError, Partition
-from dgl_heta.tools import DistributedModel
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from dgl_heta import HetaError, InputError, Partition
+from dgl_heta.tools import DistributedModel
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import rows_of
 from dgl_heta_pyg.merging import Merging, check_rows, hops_of

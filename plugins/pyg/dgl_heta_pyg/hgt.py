@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dgl_heta.tools import Block
 from torch import Tensor
 from torch_geometric.nn import HGTConv
 from torch_geometric.utils import scatter
 
+from dgl_heta.tools import Block
 from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.partial import complete
 from dgl_heta_pyg.relation_edges import RelationEdges

@@ -9,15 +9,16 @@ worker that has them, whatever the number of layers, and only seeds are merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from dgl_heta import HetaError, Relation, Schema
 from dgl_heta.tools import Block, MiniBatch, RelationBlock
-from torch import Tensor
 
 
 @dataclass
@@ -60,9 +61,9 @@ class HopBatch(MiniBatch):
 
     def to(self, device: torch.device) -> HopBatch:
         if self.hops is not None and device.type != "cpu":
-            for of in (self.hops.at, self.hops.edges, self.hops.covered):
-                for key, tensor in of.items():
-                    of[key] = tensor.to(device, non_blocking=True)
+            every: list[dict[Any, Tensor]] = [self.hops.at, self.hops.edges, self.hops.covered]
+            for of in every:
+                of.update({key: tensor.to(device, non_blocking=True) for key, tensor in of.items()})
         return self
 
 
@@ -107,7 +108,7 @@ class _Hop:
 def _unrolled(mini: MiniBatch, schema: Schema,
               ids_of: Mapping[Relation, Callable[[], np.ndarray]]) -> Hops:
     blocks = mini.blocks[::-1]
-    hops = Hops(seeds={t: shares for t, shares in blocks[0].seeds.items()})
+    hops = Hops(seeds=dict(blocks[0].seeds))
     pieces: dict[str, list[np.ndarray]] = {t: [mini.seeds.get(t, _NONE)] for t in schema.node_types}
     hops.num_nodes = {t: [len(pieces[t][0])] for t in schema.node_types}
     edges: dict[Relation, list[Tensor]] = {r: [] for r in schema.relations}
@@ -144,7 +145,6 @@ def _unrolled(mini: MiniBatch, schema: Schema,
                 ids[relation].append(ids_of[relation]()[places[chosen.numpy()]])
         above = below
     hops.nodes = {t: np.concatenate(of) for t, of in pieces.items()}
-    # Never without memory, of which a view tells the edges of a relation that has none.
     hops.edges = {r: torch.cat(of, 1) if of else torch.empty((2, 0), dtype=torch.int64)
                   for r, of in edges.items()}
     hops.edge_ids = {r: np.concatenate([_NONE, *of]) for r, of in ids.items()}
@@ -185,8 +185,7 @@ def _check_whole(block: Block, above: _Hop, schema: Schema) -> None:
 def _destinations(one: RelationBlock, block: Block, mini: MiniBatch, ntype: str) -> np.ndarray:
     """The nodes that a relation's edges were sampled for."""
     ids = mini.seeds[ntype] if block.last else mini.input_nodes[ntype]
-    rows: Sequence[int] | np.ndarray = one.rows_at(torch.arange(one.num_rows)).numpy()
-    return ids[rows]
+    return ids[one.rows_at(torch.arange(one.num_rows)).numpy()]
 
 
 _NONE = np.empty(0, np.int64)

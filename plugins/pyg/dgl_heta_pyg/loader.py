@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from dgl_heta import HetaError, InputError, Partition
-from dgl_heta.tools import Loader, listing
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+from dgl_heta import HetaError, InputError, Partition, Plan, Store
+from dgl_heta.tools import Loader, listing
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.hops import HopBatch, Hops, HopSampler
 from dgl_heta_pyg.relation_edges import RelationEdges
@@ -73,6 +73,7 @@ class NeighborLoader(Loader):
         if unknown := [name for name in others if name not in _HOW]:
             raise InputError(f"NeighborLoader's {listing(unknown)} is not known on a partition; "
                              "leave it out")
+        self._data = part
         _check_plan(part)
         if isinstance(num_neighbors, Mapping):
             raise InputError("num_neighbors is given per edge type; a partition samples all of "
@@ -81,7 +82,8 @@ class NeighborLoader(Loader):
                          input_nodes == "train" if shuffle is None else shuffle, seed)
         self._drop, self._widths = drop_last, dict(part.spec(1).input_dims)
         self._places = {t: np.argsort(ids) for t, ids in self._ids.items()}
-        label = part.settings.task.label or getattr(part.store.manifest.task, "label", "label")
+        known = part.store.manifest.task
+        label = part.settings.task.label or (known.label if known else "label")
         self._labelled = [t for t in part.targets if part.store.has_array(t, label)]
         self._learnable = part.learnable.counts.keys()
         total = sum(map(len, self._ids.values()))
@@ -94,7 +96,7 @@ class NeighborLoader(Loader):
     def sampler(self, fanouts: Sequence[int], seed: int, apart: Any) -> Any:
         part = self._part
         sampler = part.sampler(fanouts, seed=seed, apart=apart, seed_states=False)
-        return HopSampler(sampler, part.store.schema, _edge_ids(part))
+        return HopSampler(sampler, part.store.schema, _edge_ids(part.store, part.plan, part.rank))
 
     def __len__(self) -> int:
         total = sum(map(len, self._ids.values()))
@@ -103,12 +105,13 @@ class NeighborLoader(Loader):
     def _pass(self, steps: Any, first: int) -> Iterator[Any]:
         if self._drop:
             steps = steps[:len(self)]
-        with contextlib.closing(super()._pass(steps, first)) as batches:
+        passing: Any = super()._pass(steps, first)
+        with contextlib.closing(passing) as batches:
             for step in batches:
-                yield self._data(step)
+                yield self._batch(step)
 
-    def _data(self, step: Any) -> Batch:
-        part, mini = self._part, step.mini_batch()
+    def _batch(self, step: Any) -> Batch:
+        part, mini = self._data, step.mini_batch()
         assert isinstance(mini, HopBatch)
         assert mini.hops is not None
         hops = mini.hops
@@ -212,12 +215,11 @@ def _seeds(part: Partition, input_nodes: Any) -> Any:
     return {ntype: nodes}
 
 
-def _edge_ids(part: Partition) -> dict[Any, Any]:
-    """Of relations whose arrays of edges the partition has: how to read their edges' ids."""
-    own = part.plan.partitions[part.rank]
-    layers = {r for layer in own.layers.values() for r in layer}
-    return {r: partial(part.store.edge_ids, r) for r in part.schema.relations
-            if r in layers and part.store.has_edge_ids(r)}
+def _edge_ids(store: Store, plan: Plan, rank: int) -> dict[Any, Any]:
+    """Of relations whose edges' ids a worker has: how to read them."""
+    own = {r for layer in plan.partitions[rank].layers.values() for r in layer}
+    return {r: partial(store.edge_ids, r) for r in store.schema.relations
+            if r in own and store.has_edge_ids(r)}
 
 
 def _dtype(part: Partition, rows: Mapping[str, Tensor]) -> torch.dtype:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from dgl_heta import HetaError, InputError
-from dgl_heta.tools import Comm, GroupExchange
 from torch import Tensor, nn
 from torch_geometric.nn import HANConv, HGTConv, MessagePassing, norm
 from torch_geometric.nn.aggr import Aggregation
 
+from dgl_heta import HetaError, InputError
+from dgl_heta.tools import Comm, GroupExchange
 from dgl_heta_pyg.hgt import attending
 from dgl_heta_pyg.hops import Hops
+from dgl_heta_pyg.locality import check_local
 from dgl_heta_pyg.partial import Partial, complete, merge
 from dgl_heta_pyg.relation_edges import RelationEdges
 
@@ -49,17 +51,23 @@ class Merging(nn.Module):
 
     def forward(self, hops: Hops, args: Any, kwargs: Any) -> Any:
         """What the model returns for arguments of a batch."""
-        self.hops, self._call, self._merged = hops, None, 0
-        self.exchange.begin()
         train = self.module.training and torch.is_grad_enabled()
         self._passes[train] += 1
         self._agree = self._passes[train] <= _AGREED
+        if train and self._passes[train] == 1:
+            check_local(functools.partial(self._run, hops), self.module, hops, self._group, args,
+                        kwargs)
+        return anchored(self._run(hops, args, kwargs), self.exchange)
+
+    def _run(self, hops: Hops, args: Any, kwargs: Any) -> Any:
+        self.hops, self._call, self._merged = hops, None, 0
+        self.exchange.begin()
         try:
             outputs = complete(self.module(*args, **kwargs))
             self.agree("the end of the forward pass")
         finally:
             self.hops = None
-        return anchored(outputs, self.exchange)
+        return outputs
 
     def agree(self, what: str) -> int:
         """Check that all workers do the same; returns how many exchanges were before.

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from dgl_heta import HetaError
 from dgl_heta.nn import CrossRelation
 from dgl_heta.tools import Block, RelationBlock
-from torch import Tensor
-
 from dgl_heta_pyg.hops import Hops
 
 Piece = tuple[Any, Tensor]
@@ -71,9 +71,9 @@ class Partial:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        still = None if kwargs and name != "stack" else _still_partial(name, args)
         if name == "stack" and _all_single(args[0]):
-            still = Stacked(list(args[0]), (*args[1:], *kwargs.values()) or (0,))
+            return Stacked(list(args[0]), (*args[1:], *kwargs.values()) or (0,))
+        still = None if kwargs else _still_partial(name, args)
         return func(*complete(args), **complete(kwargs)) if still is None else still
 
     def __getattr__(self, name: str) -> Any:

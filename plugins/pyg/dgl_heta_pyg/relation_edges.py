@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dgl_heta import InputError, Relation
 from torch import Tensor
 
+from dgl_heta import InputError, Relation
 from dgl_heta_pyg.hops import Hops
 
 _KEEP = {"narrow", "contiguous", "to", "cpu", "cuda", "detach", "pin_memory"}

@@ -7,10 +7,9 @@ import sys
 import warnings
 from pathlib import Path
 
+import dgl_heta_pyg
 import torch
 import torch.nn.functional as F
-
-import dgl_heta_pyg
 
 sys.path.insert(0, str(Path(__file__).parent))
 from pyg_models import TARGET, models
@@ -22,6 +21,10 @@ data = dgl_heta_pyg.open_partition(given["part"], given["settings"])
 part, results = data.part, {}
 workers = part.world.size
 for name, make in models(data.metadata()).items():
+    for table in part.learnable.tables().values():  # each model begins without moments
+        table.first.zero_()
+        table.second.zero_()
+        table.step = 0
     torch.manual_seed(5 + part.rank)  # all have the parameters of worker 0
     model = dgl_heta_pyg.distribute(make(), data)
     optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.1), part.row_optimizer(lr=0.01)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dgl_heta_pyg import NeighborLoader, distribute
 from torch_geometric.data import HeteroData
 
 import dgl_heta
@@ -14,7 +15,6 @@ from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.store import Store, write_store
-from dgl_heta_pyg import NeighborLoader, distribute
 from tests.support.cuts import deal_pieces
 from tests.support.graphs import RELATIONS, academic
 

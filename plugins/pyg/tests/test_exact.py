@@ -61,7 +61,8 @@ def test_outputs_gradients_and_losses_are_those_of_one_process(
         assert all((got[what] == 0).all() for what in set(got) - set(expected)), name
 
 
-def test_relations_are_merged_before_they_are_sent(trained: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_relations_are_merged_before_they_are_sent(
+        trained: dict[tuple[str, int], dict[str, Any]]) -> None:
     """One exchange a layer, of the target's rows, whatever the number of relations."""
     assert {name: trained["whole", 2][name][1] for name in (
         "HeteroConv mean", "HeteroConv max", "to_hetero mean", "to_hetero max")} == {
