@@ -75,6 +75,9 @@ _LAZY = {
     "init_workers": "dgl_heta.comm.collectives",
     "data_parallel": "dgl_heta.raf.wrapper",
     "run_workers": "dgl_heta.launch.local",
+    "Loader": "dgl_heta.training.loader",
+    "DistributedModel": "dgl_heta.training.distributed",
+    "GroupExchange": "dgl_heta.raf.exchange",
     "worker_main": "dgl_heta.launch.worker:main",
     "InEdges": "dgl_heta.sampling.blocks",
     "Block": "dgl_heta.sampling.blocks",
@@ -93,16 +96,17 @@ _LAZY = {
 }
 
 __all__ = [
-    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "InEdges", "MiniBatch",
-    "NodeShape", "Patch", "PatchTable", "PeerLostError", "Plugins", "RelationBlock",
-    "RelationShape", "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed",
-    "check_archive", "check_file", "check_room", "check_source", "config_name", "data_parallel",
-    "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes",
-    "init_workers", "initial_rows", "is_part_config", "kernel", "listing", "load_settings",
-    "log_line", "make_request", "nearest", "new_array", "new_directory", "new_rows", "open_input",
-    "optional", "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plugins", "prefetch",
-    "print_json", "progress", "read_dgl_graph", "read_signed", "replacing", "reserve",
-    "run_workers", "scratch_directory", "section_name", "state_of", "table", "worker_main",
+    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "DistributedModel",
+    "GroupExchange", "InEdges", "Loader", "MiniBatch", "NodeShape", "Patch", "PatchTable",
+    "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "SettingsOptions", "Shape",
+    "StaticFeatures", "Traffic", "agrees", "changed", "check_archive", "check_file",
+    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
+    "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
+    "is_part_config", "kernel", "listing", "load_settings", "log_line", "make_request",
+    "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional", "out",
+    "part_tensor", "patch_all", "peak_rss_mb", "plain", "plugins", "prefetch", "print_json",
+    "progress", "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers",
+    "scratch_directory", "section_name", "state_of", "table", "worker_main",
     "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
@@ -127,6 +131,7 @@ if TYPE_CHECKING:
     from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.part_config import config_name
     from dgl_heta.partition.request import make_request
+    from dgl_heta.raf.exchange import GroupExchange
     from dgl_heta.raf.wrapper import data_parallel
     from dgl_heta.report.console import Advance, out, print_json, progress, table
     from dgl_heta.report.metrics_log import log_line
@@ -149,6 +154,8 @@ if TYPE_CHECKING:
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
+    from dgl_heta.training.distributed import DistributedModel
+    from dgl_heta.training.loader import Loader
 
 
 def __getattr__(name: str) -> Any:

@@ -110,6 +110,9 @@ class Store:
             raise InputError(f"store {self.directory} keeps no edge ids; write it with edge_ids")
         return self._open(entry.edge_ids)
 
+    def has_edge_ids(self, relation: Relation) -> bool:
+        return self._entry(relation).edge_ids is not None
+
     def edge_arrays(self, relation: Relation) -> dict[str, np.ndarray]:
         """Arrays of a relation's edges, memory-mapped, a row per edge in the source's order."""
         return {name: self._open(entry) for name, entry in self._entry(relation).arrays.items()}

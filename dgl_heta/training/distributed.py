@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +52,14 @@ class DistributedModel(nn.Module):
     module : the model as it was given. Its parameters are the same on all workers, so its
         `state_dict()` is the whole model's.
     part : the partition that it trains on.
+
+    Parameters
+    ----------
+    merged : the model as it runs over the group; default: a :class:`RafModule` of it.
     """
 
-    def __init__(self, module: nn.Module, part: WorkerPartition) -> None:
+    def __init__(self, module: nn.Module, part: WorkerPartition, merged: nn.Module | None = None
+                 ) -> None:
         super().__init__()
         self.module = module.to(part.device)
         for state in (*module.parameters(), *module.buffers()):
@@ -60,7 +67,7 @@ class DistributedModel(nn.Module):
                 part.world.broadcast(state.data, "control")
         self.part, self._mixed = part, part.settings.train.autocast == "bfloat16"
         # In a list: parameters of what is wrapped are those of `module`.
-        self._raf = [RafModule(module, part.group)]
+        self._raf = [RafModule(module, part.group) if merged is None else merged]
         self.wrapped = GradientSync(self._raf[0], WrapContext(part.world, part.group, lambda: 0))
         self._backward, self._last = BackwardEnd(), 0
         self._before: list[Tensor | None] | None = None
@@ -75,19 +82,37 @@ class DistributedModel(nn.Module):
         if not isinstance(batch, Batch):
             raise InputError(f"a distributed model takes a batch of part.loader(…), not "
                              f"{type(batch).__name__}")
+        train = self.begin()
+        rows = batch.inputs(train)
+        with self.precision():
+            outputs = {t: widened(x) for t, x in self._raf[0](batch.mini_batch(), rows).items()}
+        if train:
+            self.await_backward(outputs.values())
+        return outputs
+
+    def begin(self) -> bool:
+        """Begin a forward pass; returns whether a backward pass may follow.
+
+        Raises
+        ------
+        HetaError
+            The backward pass before it did not come to its end.
+        """
         if self._before is not None:
             raise HetaError("the backward pass before this batch failed, so workers do not know "
                             "whose gradients are whole; go on from a checkpoint")
-        train = torch.is_grad_enabled()
-        rows = batch.inputs(train)
-        with mixed_precision(self.part.device, self._mixed):
-            outputs = {t: widened(x) for t, x in self._raf[0](batch.mini_batch(), rows).items()}
-        if train:
-            self._last = passed = self._last + 1
-            for out in outputs.values():
-                if out.requires_grad:
-                    out.register_hook(lambda grad: self._heard(passed))
-        return outputs
+        return torch.is_grad_enabled()
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The context in which the model computes (`train.autocast`)."""
+        return mixed_precision(self.part.device, self._mixed)
+
+    def await_backward(self, outputs: Iterable[Tensor]) -> None:
+        """Average gradients at the end of the backward pass that comes to these outputs."""
+        self._last = passed = self._last + 1
+        for out in outputs:
+            if out.requires_grad:
+                out.register_hook(lambda grad: self._heard(passed))
 
     def save(self, directory: str | Path, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Write a checkpoint after an epoch, and drop the ones before it.

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.comm.collectives import make_comms
+from dgl_heta.comm.collectives import Comm, make_comms
 from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch
-from dgl_heta.training.batches import Batches, closing
+from dgl_heta.training.batches import Batches, Sampler, closing
 from dgl_heta.training.tasks import SPLITS, NodeStep, Step, node_steps
 from dgl_heta.training.tasks.task import share_of
 from dgl_heta.training.worker_partition import WorkerPartition
@@ -128,8 +128,12 @@ class Loader:
             # must not meet in one process group.
             _, apart = make_comms(part.plan, part.traffic[1], part.settings.run.timeout_s,
                                   apart=True)
-        self._sampler = part.sampler(fanouts, seed=self._seed, apart=apart)
+        self._sampler = self.sampler(fanouts, self._seed, apart)
         self._batches = Batches(part, self)
+
+    def sampler(self, fanouts: Sequence[int], seed: int, apart: Comm | None) -> Sampler:
+        """What samples the batches; arguments are as of :meth:`WorkerPartition.sampler`."""
+        return self._part.sampler(fanouts, seed=seed, apart=apart)
 
     def __len__(self) -> int:
         return -(-sum(map(len, self._ids.values())) // self._size)

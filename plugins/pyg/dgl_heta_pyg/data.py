@@ -1,0 +1,86 @@
+"""What a script asks of its HeteroData, answered by a partition, whose arrays stay in their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dgl_heta
+from dgl_heta import InputError, Partition
+from dgl_heta.tools import MASKS
+
+
+class PartitionData:
+    """An open partition, in the place of the HeteroData of a script.
+
+    `data["paper"]` has `num_nodes`, `num_features` and, of target types, `train_mask`, `val_mask`
+    and `test_mask`, bool (nodes,). All else of a node is in the batches that read it.
+
+    Attributes
+    ----------
+    part : the partition.
+    """
+
+    def __init__(self, part: Partition) -> None:
+        self.part = part
+
+    @property
+    def node_types(self) -> list[str]:
+        return list(self.part.schema.node_types)
+
+    @property
+    def edge_types(self) -> list[tuple[str, str, str]]:
+        return [(r.src, r.etype, r.dst) for r in self.part.schema.relations]
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Node types and edge types, which many of PyG's modules are made from."""
+        return self.node_types, self.edge_types
+
+    def __getitem__(self, ntype: str) -> _Nodes:
+        self.part.schema.check_node_type(ntype)
+        return _Nodes(self.part, ntype)
+
+
+class _Nodes:
+    def __init__(self, part: Partition, ntype: str) -> None:
+        self._part, self._ntype = part, ntype
+        self.num_nodes = part.schema.node_counts[ntype]
+        self.num_features = self.num_node_features = part.spec(1).input_dims[ntype]
+
+    def __getattr__(self, name: str) -> Tensor:
+        part, ntype = self.__dict__["_part"], self.__dict__["_ntype"]
+        if name in MASKS and ntype in part.targets:
+            mask = torch.zeros(self.num_nodes, dtype=torch.bool)
+            mask[torch.from_numpy(part.split(ntype, name.removesuffix("_mask")))] = True
+            return mask
+        raise AttributeError(f"a partition has no '{name}' of all nodes of '{ntype}' in memory; "
+                             "batches have that of their nodes")
+
+
+def open_partition(directory: str | Path, settings: Iterable[str] = (),
+                   config: str | Path | None = None) -> PartitionData:
+    """Open a partition in the place of a HeteroData; arguments are as of
+    :func:`dgl_heta.open_partition`, but that learnable rows are shared as rows."""
+    own = [settings] if isinstance(settings, str) else settings
+    return PartitionData(dgl_heta.open_partition(
+        directory, ["partition.shared=rows", *own], config))
+
+
+def part_of(data: Any) -> Partition:
+    """The partition that a loader or a model is given.
+
+    Raises
+    ------
+    InputError
+        It is something else.
+    """
+    part = data.part if isinstance(data, PartitionData) else data
+    if not isinstance(part, Partition):
+        raise InputError(f"a partition is needed, not {type(data).__name__}; write one of it "
+                         "(docs/pyg.md), and give dgl_heta_pyg.open_partition(directory)")
+    return part

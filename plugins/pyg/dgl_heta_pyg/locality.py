@@ -1,0 +1,111 @@
+"""Whether a model takes rows of a batch together, other than along edges.
+
+No worker has all rows of a batch, so a mean over them would be another number on each. Modules that
+are known to do so are refused by name; this finds the rest: to every node type a row is added that
+no edge leads from or to, and the other rows must stay what they were.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dgl_heta import HetaError
+from dgl_heta.tools import Comm
+from dgl_heta_pyg.hops import Hops
+from dgl_heta_pyg.relation_edges import RelationEdges
+
+log = logging.getLogger("dgl_heta")
+_LARGE = 1e4
+"""The row that is added is so many times larger than the largest number of its type, so that a mean
+over many rows tells of it."""
+
+
+def check_local(call: Callable[[Any, Any], Any], module: nn.Module, hops: Hops, group: Comm,
+                args: Any, kwargs: Any) -> None:
+    """Compare what a model returns with and without more rows; all workers call it alike.
+
+    Raises
+    ------
+    HetaError
+        It is not the same: on all workers.
+    """
+    counts = {t: len(nodes) for t, nodes in hops.nodes.items()}
+    more = _with_row(_copied((args, kwargs)), counts)
+    with _evaluating(module):
+        before, after = call(*_copied((args, kwargs))), call(*more)
+        differ = float(not _same(before, after))
+        if not group.all_reduce(torch.tensor([differ]), "max", "control").item():
+            return
+        again = call(*_copied((args, kwargs)))  # it may draw random numbers when it evaluates, too
+    random = torch.tensor([float(not _same(before, again))])
+    if group.all_reduce(random, "max", "control").item():
+        log.warning("%s returns other rows each time, in evaluation, too, so that nobody checked "
+                    "whether it takes the nodes of a batch together", type(module).__name__)
+        return
+    raise HetaError(f"{type(module).__name__} takes the nodes of a batch together, of which no "
+                    "worker has all (a mean, a softmax or a normalisation over rows): rows change "
+                    "with one that no edge leads to; compute each row from its own edges, or use "
+                    "one worker (--parts 1)")
+
+
+def _with_row(value: Any, counts: dict[str, int]) -> Any:
+    """Arguments with a row more for each node type, where they are rows by node type."""
+    if type(value) in (list, tuple):
+        return type(value)(_with_row(x, counts) for x in value)
+    if isinstance(value, dict) and value and all(
+            isinstance(x, Tensor) and counts.get(t) == len(x) for t, x in value.items()):
+        return {t: torch.cat([x, _row(x)]) for t, x in value.items()}
+    if isinstance(value, dict):
+        return {key: _with_row(x, counts) for key, x in value.items()}
+    return value
+
+
+def _copied(value: Any) -> Any:
+    """Arguments that a model may change."""
+    if isinstance(value, RelationEdges):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return {key: _copied(x) for key, x in value.items()} if isinstance(value, dict) else value
+
+
+def _row(rows: Tensor) -> Tensor:
+    if not rows.is_floating_point():
+        return rows[:1]
+    most = rows.detach().abs().max() if rows.numel() else rows.new_ones(())
+    return (most * _LARGE).expand(1, *rows.shape[1:])
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether outputs are the same, but for rounding and for more rows."""
+    if isinstance(one, dict):
+        return all(_same(x, other[key]) for key, x in one.items())
+    if isinstance(one, list | tuple):
+        return all(map(_same, one, other))
+    if not isinstance(one, Tensor) or not one.numel():
+        return True
+    one, other = one.detach().double(), other.detach().double()
+    if one.dim():
+        one, other = one[:len(other)], other[:len(one)]
+    difference = (one - other).abs().nan_to_num(0).max()
+    return bool(difference <= 1e-3 * one.abs().nan_to_num(0).max().clamp(min=1e-6))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

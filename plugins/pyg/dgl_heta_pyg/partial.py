@@ -1,0 +1,208 @@
+"""What a convolution gives under RAF: rows that are complete but for the group's seeds.
+
+A convolution of one relation runs on every worker, with the edges that are there. Rows below the
+seeds are whole (:mod:`dgl_heta_pyg.hops`); of a seed the one worker has the result that has its
+in-edges. Sums, means, maxima and minima of such results are partial themselves; the first operation
+that is something else completes them, in one exchange of the group's seeds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_heta import HetaError
+from dgl_heta.nn import CrossRelation
+from dgl_heta.tools import Block, RelationBlock
+from dgl_heta_pyg.hops import Hops
+
+Piece = tuple[Any, Tensor]
+"""A relation and its rows."""
+
+_ADD = {"add", "__add__", "__radd__", "add_", "__iadd__"}
+_EXTREME = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
+_SCALE = {"div", "true_divide", "__truediv__", "mul", "multiply", "__mul__", "__rmul__"}
+_OVER_STACK = {"sum", "mean", "max", "min"}
+
+
+class Partial:
+    """Rows of a node type, merged from relations, of which this worker has some.
+
+    Stands for a tensor: whatever torch does with it is done with the complete rows, which are made
+    at the first use. All workers run the same program, so they come to it together.
+
+    Parameters
+    ----------
+    complete : completes it; see :class:`dgl_heta_pyg.merging.Merging`.
+    ntype : the node type.
+    op : how the pieces are merged.
+    scale : what the merged rows are multiplied with.
+    """
+
+    def __init__(self, complete: Callable[[Partial], Tensor], ntype: str, pieces: list[Piece],
+                 op: str | None = None, scale: float = 1.0) -> None:
+        self._complete, self.ntype, self.pieces, self.op = complete, ntype, pieces, op
+        self.scale = scale
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """The complete rows."""
+        return self._complete(self)
+
+    def merged(self, other: Partial, op: str) -> Partial | None:
+        """Both merged, if that is partial still."""
+        fits = (self.ntype == other.ntype and self.pieces[0][1].shape == other.pieces[0][1].shape
+                and self.scale == other.scale == 1.0 and {self.op, other.op} <= {None, op}
+                and "rows" not in self.__dict__ and "rows" not in other.__dict__)
+        return (Partial(self._complete, self.ntype, [*self.pieces, *other.pieces], op)
+                if fits else None)
+
+    def scaled(self, factor: float) -> Partial | None:
+        """The multiple, if that is partial still."""
+        if self.op in _EXTREME or "rows" in self.__dict__:
+            return None
+        return Partial(self._complete, self.ntype, self.pieces, self.op, self.scale * factor)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "stack" and _all_single(args[0]):
+            return Stacked(list(args[0]), (*args[1:], *kwargs.values()) or (0,))
+        still = None if kwargs else _still_partial(name, args)
+        return func(*complete(args), **complete(kwargs)) if still is None else still
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "rows":
+            raise AttributeError(name)
+        return getattr(self.rows, name)
+
+
+class _Extreme(NamedTuple):
+    """What `torch.max` and `torch.min` give along a dimension; who attains it is not known."""
+
+    values: Any
+    indices: None
+
+
+class Stacked:
+    """Partial results of several relations side by side, as PyG's HeteroConv stacks them."""
+
+    def __init__(self, parts: list[Partial], dim: tuple[Any, ...]) -> None:
+        self.parts, self.dim = parts, dim
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        return torch.stack([part.rows for part in self.parts], *self.dim)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, own = getattr(func, "__name__", ""), args[0]
+        along = (kwargs or {}).get("dim", args[1] if len(args) > 1 else None)
+        if isinstance(own, Stacked) and own.dim == (0,) and along == 0 and name in _OVER_STACK:
+            op = "sum" if name == "mean" else name
+            first, *others = own.parts
+            out = Partial(first._complete, first.ntype,
+                          [*first.pieces, *(p for part in others for p in part.pieces)], op)
+            if name in _EXTREME:
+                return _Extreme(out, None)
+            return out.scaled(1 / len(own.parts)) if name == "mean" else out
+        return func(*complete(args), **complete(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "rows":
+            raise AttributeError(name)
+        return getattr(self.rows, name)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        still = _still_partial(name, (self, *args)) if isinstance(self, Partial) else None
+        if still is not None:
+            return still
+        return getattr(self.rows, name)(*complete(args))
+    return method
+
+
+for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
+              "__rtruediv__", "__neg__", "__pow__", "__matmul__", "__getitem__", "__setitem__",
+              "__len__", "__iter__", "__gt__", "__lt__", "__ge__", "__le__"):
+    setattr(Partial, _name, _forwarded(_name))
+    setattr(Stacked, _name, _forwarded(_name))
+
+
+def _still_partial(name: str, args: tuple[Any, ...]) -> Partial | None:
+    """What an operation on partial rows gives, if that is partial still."""
+    if len(args) != 2:
+        return None
+    one, other = args
+    if isinstance(one, Partial) and isinstance(other, Partial):
+        op = "sum" if name in _ADD else _EXTREME.get(name)
+        return None if op is None else one.merged(other, op)
+    if name == "__radd__" and type(other) is int and other == 0:  # of Python's sum()
+        return one if isinstance(one, Partial) else None
+    if name in _SCALE and isinstance(one, Partial) and isinstance(other, int | float) and other:
+        return one.scaled(1 / other if "div" in name else other)
+    return None
+
+
+def _all_single(parts: Any) -> bool:
+    """Whether these are results of one relation each, of the same shape."""
+    return (isinstance(parts, list | tuple) and len(parts) > 1
+            and all(isinstance(p, Partial) and p.op is None and p.scale == 1.0
+                    and "rows" not in p.__dict__ for p in parts)
+            and len({(p.ntype, p.pieces[0][1].shape) for p in parts}) == 1)
+
+
+def complete(value: Any) -> Any:
+    """The value, with complete rows for all that is partial in it, in its order."""
+    if isinstance(value, Partial | Stacked):
+        return value.rows
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(complete, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(complete, value))
+    if isinstance(value, dict):
+        return type(value)((key, complete(x)) for key, x in value.items())
+    return value
+
+
+def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:
+    """The complete rows of partial ones.
+
+    Parameters
+    ----------
+    hops : the graph of the batch.
+    exchange : of the group; see :class:`dgl_heta.nn.cross.Exchange`.
+    layer : how many were completed before.
+    """
+    shape = partial.pieces[0][1].shape
+    width, ntype, seeds = math.prod(shape[1:]), partial.ntype, hops.seeds[partial.ntype].total
+    if shape[0] < seeds:
+        raise HetaError(f"a convolution gave {shape[0]} rows of '{ntype}', which has {seeds} seeds "
+                        "in this batch; it must give a row for each destination")
+    parts = []
+    for place, (relation, rows) in enumerate(partial.pieces):
+        rows = rows.reshape(shape[0], width)
+        here = hops.covered.get(relation)
+        if here is not None and bool(here.all()):
+            parts.append((_rows_of(relation, place, shape[0]), rows))
+            continue
+        inner = torch.arange(seeds, shape[0], device=rows.device)
+        kept = inner if here is None else torch.cat([torch.nonzero(here).flatten(), inner])
+        if len(kept):
+            parts.append((_rows_of(relation, place, len(kept), kept), rows[kept]))
+    block = Block(layer, {}, {ntype: shape[0]}, [], hops.seeds, False, {}, {})
+    cross = CrossRelation(partial.op or "sum")
+    cross.exchange = exchange
+    out = cross(block, ntype, parts, width, partial.pieces[0][1])
+    return (out if partial.scale == 1.0 else out * partial.scale).view(shape)
+
+
+def _rows_of(relation: Any, place: int, count: int, rows: Tensor | None = None) -> RelationBlock:
+    none = torch.zeros(count + 1, dtype=torch.int64)
+    return RelationBlock(relation, 0, none, none[:0], place, rows)

@@ -1,0 +1,63 @@
+"""`edge_index` of a relation whose edges are not all on this worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dgl_heta import InputError, Relation
+from dgl_heta_pyg.hops import Hops
+
+_KEEP = {"narrow", "contiguous", "to", "cpu", "cuda", "detach", "pin_memory"}
+_ASK = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride",
+        "is_contiguous", "is_floating_point", "is_complex", "is_shared", "is_pinned", "get_device",
+        "untyped_storage", "storage_offset", "data_ptr", "element_size", "__hash__"}
+
+
+class RelationEdges(Tensor):
+    """The edges of one relation, (2, edges) int64, for convolutions alone.
+
+    Whoever else reads them would take those of this worker for all. It may be asked for its size
+    and trimmed (`trim_to_layer`).
+
+    Attributes
+    ----------
+    hops : the graph that it is of.
+    relation : the relation.
+    """
+
+    hops: Hops
+    relation: Relation
+
+    @classmethod
+    def of(cls, edges: Tensor, relation: Relation, hops: Hops) -> RelationEdges:
+        guarded = edges.as_subclass(cls)
+        guarded.relation, guarded.hops = relation, hops
+        return guarded
+
+    def open(self) -> Tensor:
+        """The edges as a plain tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        flat = [x for of in args for x in (of if isinstance(of, list | tuple) else [of])]
+        own = next((x for x in flat if isinstance(x, RelationEdges)), None)
+        if name == "__repr__" and own is not None:
+            return f"RelationEdges('{own.relation}', {own.size(1)})"
+        if own is None or own is not args[0] or name not in (_KEEP | _ASK):
+            what = f" of '{own.relation}'" if own is not None else ""
+            raise InputError(
+                f"edge_index{what} is read by torch's {name}, outside of a convolution that "
+                "dgl_heta_pyg.distribute(model, part) knows; on several workers these edges are "
+                "some of the relation's: use a MessagePassing convolution for each relation, in "
+                "the model that was given to distribute, or one worker (--parts 1)")
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        if name in _KEEP:
+            return cls.of(out, own.relation, own.hops)
+        return out.as_subclass(Tensor) if isinstance(out, RelationEdges) else out

@@ -1,0 +1,55 @@
+"""Trains every model for three steps on one worker of several; worker 0 writes what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import dgl_heta_pyg
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pyg_models import TARGET, models
+
+warnings.simplefilter("ignore")
+torch.set_default_dtype(torch.float64)
+given = json.loads(sys.argv[1])
+data = dgl_heta_pyg.open_partition(given["part"], given["settings"])
+part, results = data.part, {}
+workers = part.world.size
+for name, make in models(data.metadata()).items():
+    for table in part.learnable.tables().values():  # each model begins without moments
+        table.first.zero_()
+        table.second.zero_()
+        table.step = 0
+    torch.manual_seed(5 + part.rank)  # all have the parameters of worker 0
+    model = dgl_heta_pyg.distribute(make(), data)
+    optimizer, rows = torch.optim.SGD(model.parameters(), lr=0.1), part.row_optimizer(lr=0.01)
+    loader = dgl_heta_pyg.NeighborLoader(
+        data, num_neighbors=[3, 2], input_nodes="train", batch_size=12 // workers)
+    losses, first = [], {}
+    for step, batch in enumerate(loader):
+        more = [batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict] * (name == "trimmed")
+        out = model(batch.x_dict, batch.edge_index_dict, *more)[:batch[TARGET].batch_size]
+        loss = F.cross_entropy(out, batch[TARGET].y)
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            first = {n: p.grad.clone() for n, p in model.module.named_parameters()
+                     if p.grad is not None}
+            every = [out.detach()] * workers
+            if workers > 1:
+                torch.distributed.all_gather_object(every, out.detach())
+            first["outputs"] = torch.cat(every)
+        optimizer.step()
+        rows.step()
+        losses.append(part.world.all_reduce(loss.detach()[None]) / workers)
+        if step == 2:
+            break
+    merging = model._merging[0]
+    results[name] = {**first, "losses": torch.cat(losses)}, merging and merging._merged
+if part.rank == 0:
+    torch.save(results, given["out"])

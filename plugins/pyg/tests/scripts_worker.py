@@ -1,0 +1,15 @@
+"""Runs scripts one after the other on one worker of several; each prints a line for an epoch."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import warnings
+
+import torch
+
+warnings.simplefilter("ignore")
+torch.set_default_dtype(torch.float64)
+for script in sys.argv[1:]:
+    torch.manual_seed(3)
+    runpy.run_path(script)

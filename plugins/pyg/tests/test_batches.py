@@ -1,0 +1,135 @@
+"""Batches of a partition are those that PyG's NeighborLoader gives: one graph, hop by hop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dgl_heta_pyg import NeighborLoader, distribute
+from torch_geometric.data import HeteroData
+
+import dgl_heta
+from dgl_heta.errors import InputError
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.store import Store, write_store
+from tests.support.cuts import deal_pieces
+from tests.support.graphs import RELATIONS, academic
+
+SETTINGS = ["model.hidden=8", "train.threads=1"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    place = tmp_path_factory.mktemp("store")
+    source = academic(papers=120)
+    source.edge_arrays = {RELATIONS[0]: {"edge_attr": np.random.default_rng(0).random((360, 2))}}
+    write_store(source, place / "store", edge_ids=True)
+    return Store(place / "store")
+
+
+@pytest.fixture(scope="module")
+def part(store: Store, tmp_path_factory: pytest.TempPathFactory) -> dgl_heta.Partition:
+    place = tmp_path_factory.mktemp("part") / "part"
+    write_partition(store, make_plan(store.schema, ["paper"], 2, 1), place, edge_ids=True)
+    return dgl_heta.open_partition(place, SETTINGS)
+
+
+def test_a_batch_is_a_neighbourhood_of_the_graph(part: dgl_heta.Partition, store: Store) -> None:
+    loader = NeighborLoader(part, num_neighbors=[3, 2], input_nodes="train", batch_size=10)
+    batches = list(loader)
+    assert len(loader) == len(batches) == 8
+    for batch in batches:
+        assert isinstance(batch, HeteroData)
+        assert batch.validate()
+        for relation in RELATIONS:
+            csc, edges = store.relation(relation), batch[tuple(relation)]
+            src, dst = (batch[t].n_id.numpy()[end] for t, end in zip(
+                (relation.src, relation.dst), edges.edge_index.numpy()))
+            for u, v in zip(src, dst):
+                assert u in csc.indices[csc.indptr[v]:csc.indptr[v + 1]]
+            # Every row of the first two hops has its sample, of its hop's size, and no other row.
+            rows = batch.num_sampled_nodes_dict[relation.dst]
+            degree = np.bincount(edges.edge_index[1].numpy(), minlength=sum(rows))
+            whole = np.diff(csc.indptr)[batch[relation.dst].n_id.numpy()]
+            at_most = np.repeat([3, 2, 0], rows)
+            assert (degree == np.minimum(whole, at_most)).all()
+            assert sum(edges.num_sampled_edges) == edges.edge_index.size(1)
+    seen = torch.cat([batch["paper"].n_id[:batch["paper"].batch_size] for batch in batches])
+    assert sorted(seen.tolist()) == np.flatnonzero(store.array("paper", "train_mask")).tolist()
+
+
+def test_rows_labels_and_edges_have_their_own(part: dgl_heta.Partition, store: Store) -> None:
+    nodes = torch.tensor([5, 99, 3, 40])
+    (batch,) = NeighborLoader(part, [-1, 2], ("paper", nodes), batch_size=4)
+    paper = batch["paper"]
+    assert paper.n_id[:4].tolist() == nodes.tolist()
+    assert paper.input_id.tolist() == [0, 1, 2, 3]
+    assert paper.y.tolist() == store.array("paper", "label")[nodes.numpy()].tolist()
+    assert np.allclose(paper.x, store.array("paper", "feat")[paper.n_id.numpy()])
+    writes = batch["author", "writes", "paper"]
+    given = store.edge_arrays(RELATIONS[0])["edge_attr"]
+    assert np.array_equal(writes.edge_attr, given[writes.e_id.numpy()])
+    ends = store.relation(RELATIONS[0])
+    place = {int(edge): p for p, edge in enumerate(store.edge_ids(RELATIONS[0]))}
+    for edge, u in zip(writes.e_id.tolist(), writes.edge_index[0].tolist()):
+        assert ends.indices[place[edge]] == batch["author"].n_id[u]
+
+
+def test_batches_are_the_same_again_or_of_each_epoch(part: dgl_heta.Partition) -> None:
+    def seeds(loader: NeighborLoader) -> list[list[int]]:
+        return [batch["paper"].n_id.tolist() for batch in loader]
+
+    for shuffle in (False, True):
+        loader = NeighborLoader(part, [2, 2], "val", batch_size=7, shuffle=shuffle)
+        assert (seeds(loader) == seeds(loader)) is not shuffle
+    assert [len(s) for s in map(seeds, (
+        NeighborLoader(part, [2, 2], "val", batch_size=7, drop_last=drop)
+        for drop in (True, False)))] == [3, 4]
+
+
+def test_learnable_rows_collect_gradients(part: dgl_heta.Partition) -> None:
+    """Of a node that stands in several hops, in one row of the table."""
+    (batch,) = NeighborLoader(part, [-1, -1], ("paper", [0, 1, 2]), batch_size=3)
+    author, number = batch["author"], len(batch["author"].n_id)
+    assert len(author.n_id.unique()) < number
+    author.x.sum().backward()
+    before = part.learnable.local["author"].value.clone()
+    part.row_optimizer(lr=0.5).step()
+    changed = (part.learnable.local["author"].value != before).all(1)
+    assert torch.equal(torch.nonzero(changed).flatten(), author.n_id.unique())
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"num_neighbors": [3]}, "1 fanout for a partition of 2 hops"),
+    ({"num_neighbors": {("author", "writes", "paper"): [3, 2]}}, "per edge type"),
+    ({"input_nodes": "authors"}, "'authors' is no split"),
+    ({"input_nodes": "author"}, "made for target paper, not"),
+    ({"input_nodes": ("paper", torch.ones(7, dtype=torch.bool))}, "mask of 'paper' has 7 rows"),
+    ({"input_nodes": ("paper", [120])}, "but its nodes are 0 to 119"),
+    ({"replace": True}, "replace is not known"),
+])
+def test_what_a_loader_cannot_be_is_refused(part: dgl_heta.Partition, arguments: dict,
+                                            said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        NeighborLoader(part, **{"num_neighbors": [3, 2], "batch_size": 4, **arguments})
+
+
+def test_data_in_memory_is_no_partition(part: dgl_heta.Partition) -> None:
+    with pytest.raises(InputError, match="not HeteroData"):
+        NeighborLoader(HeteroData(), [3, 2])
+    with pytest.raises(InputError, match="not HeteroData"):
+        distribute(torch.nn.Linear(1, 1), HeteroData())
+
+
+@pytest.mark.parametrize("what", ["metapaths", "cut"])
+def test_partitions_without_whole_rows_are_refused(store: Store, tmp_path: Path, what: str) -> None:
+    plan = (plan_without_replication(store.schema, ["paper"], 2, 1, deal_pieces(True), "test")
+            if what == "cut" else
+            make_plan(store.schema, ["paper"], None, 1, [(RELATIONS[1], RELATIONS[0])]))
+    write_partition(store, plan, tmp_path / "part")
+    opened = dgl_heta.open_partition(tmp_path / "part", SETTINGS)
+    with pytest.raises(InputError, match="not whole|metapaths"):
+        NeighborLoader(opened, [3, 2])

@@ -1,0 +1,66 @@
+"""What cannot be merged is refused by name, on all workers alike, before a number is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.making import make_plan
+from dgl_heta.store import Store, write_store
+from tests.support import warm
+from tests.support.graphs import academic
+
+SAID = {
+    "batch norm": "BatchNorm 'modules_.1' takes all nodes of a batch together",
+    "torch's batch norm": "BatchNorm1d 'modules_.1' takes all nodes of a batch together",
+    "layer norm of the graph": "LayerNorm 'modules_.1' of mode graph takes all nodes",
+    "pooling": "MeanAggregation 'modules_.1' takes all nodes of a batch together",
+    "HANConv": "HANConv was given the edges of 8 relations and cannot be merged",
+    "RGCNConv": "edge_index of 'author writes paper' is read by torch's cat, outside",
+    "edges by hand": "edge_index of 'paper cites paper' is read by torch's unbind, outside",
+    "a mean over rows": "Model takes the nodes of a batch together, of which no worker has all",
+    "attention weights": "GATConv of 'paper cites paper' returned a tuple",
+    "workers that differ": "workers do not merge alike",
+    "no edges": "called without the edges of a batch of dgl_heta_pyg.NeighborLoader",
+    "the model itself": "SAGEConv was called outside of the distributed model",
+    "an older batch": "another batch was read after this one",
+    "a batch before backward": "a batch was read before the backward pass of the one before it",
+    "a last step too small": "of 13 seeds in steps of 12 the last has 1 for 2 workers",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each of two workers says of each case."""
+    place = tmp_path_factory.mktemp("part")
+    write_store(academic(), place / "store")
+    store = Store(place / "store")
+    write_partition(store, make_plan(store.schema, ["paper"], 2, 2), place / "part")
+    done = subprocess.run(
+        [warm.python("torch_geometric.nn"), "-m", "torch.distributed.run", "--standalone",
+         "--nproc-per-node", "2", str(Path(__file__).with_name("refused_worker.py")),
+         str(place / "part")],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert not done.returncode, done.stderr[:6000]
+    decoder, text, every = json.JSONDecoder(), done.stdout, []
+    while text := text.lstrip():
+        one, end = decoder.raw_decode(text)
+        every.append(one)
+        text = text[end:]
+    return every
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_cannot_be_merged_is_refused(said: list[dict[str, str]], case: str) -> None:
+    first, second = said
+    assert SAID[case] in first[case]
+    assert first[case] == second[case]
+
+
+def test_all_cases_are_looked_at(said: list[dict[str, str]]) -> None:
+    assert said[0].keys() == SAID.keys()

@@ -1,0 +1,165 @@
+"""Scripts of one machine run on several workers with three lines changed, and print the same.
+
+They are written as PyG's users write them: a HeteroData, NeighborLoader, a model that finds its
+sizes by itself, a loss of the leading rows.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.making import make_plan
+from dgl_heta.store import Store, write_store
+from tests.support import warm
+from tests.support.graphs import academic
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch_geometric.datasets import OGB_MAG
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import HGTConv, HeteroConv, Linear, SAGEConv, to_hetero
+from torch_geometric.utils import trim_to_layer
+
+device = torch.device("cpu")
+data = OGB_MAG("data")[0]
+loader = NeighborLoader(data, num_neighbors=[4, 3], shuffle=False, batch_size=BATCH, num_workers=2,
+                        input_nodes=("paper", data["paper"].train_mask))
+"""
+TO_HETERO = """
+class Sage(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 16), SAGEConv((-1, -1), 16)
+        self.relu, self.out = torch.nn.ReLU(inplace=True), Linear(-1, 4)
+
+    def forward(self, x, edge_index):
+        x = self.relu(self.first(x, edge_index))
+        x = self.relu(self.second(x, edge_index))
+        return self.out(x)
+
+model = to_hetero(Sage(), data.metadata(), aggr="sum")
+
+def scores(batch):
+    return model(batch.x_dict, batch.edge_index_dict)["paper"]
+"""
+HGT = """
+class HGT(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ins = torch.nn.ModuleDict({t: Linear(-1, 16) for t in data.node_types})
+        self.convs = torch.nn.ModuleList(HGTConv(16, 16, data.metadata(), 2) for _ in range(2))
+        self.out = Linear(16, 4)
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = {t: self.ins[t](x).relu_() for t, x in x_dict.items()}
+        for conv in self.convs:
+            x_dict = conv(x_dict, edge_index_dict)
+        return self.out(x_dict["paper"])
+
+model = HGT()
+
+def scores(batch):
+    return model(batch.x_dict, batch.edge_index_dict)
+"""
+HIERARCHICAL = """
+class Hierarchical(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            HeteroConv({r: SAGEConv((-1, -1), 16) for r in data.edge_types}) for _ in range(2))
+        self.out = Linear(-1, 4)
+
+    def forward(self, x_dict, edge_index_dict, nodes=None, edges=None):
+        for i, conv in enumerate(self.convs):
+            if nodes is not None:
+                x_dict, edge_index_dict, _ = trim_to_layer(i, nodes, edges, x_dict,
+                                                           edge_index_dict)
+            x_dict = {t: x.relu() for t, x in conv(x_dict, edge_index_dict).items()}
+        return self.out(x_dict["paper"])
+
+model = Hierarchical()
+
+def scores(batch):
+    return model(batch.x_dict, batch.edge_index_dict, batch.num_sampled_nodes_dict,
+                 batch.num_sampled_edges_dict)
+"""
+LOOP = """
+model = model.to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(2):
+    model.train()
+    total = examples = 0
+    for batch in loader:
+        batch = batch.to(device, "edge_index")
+        optimizer.zero_grad()
+        size = batch["paper"].batch_size
+        loss = F.cross_entropy(scores(batch)[:size], batch["paper"].y[:size])
+        loss.backward()
+        optimizer.step()
+        total, examples = total + float(loss) * size, examples + size
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for batch in loader:
+            size = batch["paper"].batch_size
+            right += int((scores(batch)[:size].argmax(1) == batch["paper"].y[:size]).sum())
+    print(NUMBER * 2 + epoch, repr(total / examples), right / examples, flush=True)
+"""
+CHANGED = {
+    "from torch_geometric.loader import NeighborLoader": "import dgl_heta_pyg",
+    'data = OGB_MAG("data")[0]': 'data = dgl_heta_pyg.open_partition("{part}", SETTINGS)',
+    "model = model.to(device)": "model = dgl_heta_pyg.distribute(model, data)",
+}
+SETTINGS = ["train.dtype=float64", "train.threads=1"]
+
+
+def changed(number: int, script: str, part: Path, batch_size: int) -> str:
+    """A script of one machine as it is for a partition."""
+    for before, after in CHANGED.items():
+        assert script.count(before) == 1
+        script = script.replace(before, after.format(part=part))
+    script = script.replace("NeighborLoader(", "dgl_heta_pyg.NeighborLoader(")
+    script = script.replace("NUMBER", str(number))
+    return script.replace("BATCH", str(batch_size)).replace("SETTINGS", repr(SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[float]]]:
+    """Losses and scores of all scripts' epochs, by the number of workers, over the workers."""
+    place, results = tmp_path_factory.mktemp("scripts"), {}
+    source = academic(papers=120)
+    for ntype, width in (("author", 3), ("institution", 2)):
+        rows = np.random.default_rng(7).standard_normal((source.node_counts[ntype], width))
+        source.node_arrays[ntype] = {"feat": rows}
+    write_store(source, place / "store")
+    store = Store(place / "store")
+    for workers in (1, 2):
+        part = place / str(workers)
+        write_partition(store, make_plan(store.schema, ["paper"], 2, workers), part)
+        files = []
+        for number, model in enumerate((TO_HETERO, HGT, HIERARCHICAL)):
+            files.append(place / f"{workers}-{number}.py")
+            files[-1].write_text(changed(number, HEAD + model + LOOP, part, 24 // workers))
+        done = subprocess.run(
+            [warm.python("torch_geometric.nn", "torch_geometric.datasets"), "-m",
+             "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers),
+             str(Path(__file__).with_name("scripts_worker.py")), *map(str, files)],
+            capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert not done.returncode, done.stderr[:6000]
+        lines = np.array([[*map(float, line.split())] for line in done.stdout.splitlines()])
+        # Each worker prints what it has of its own seeds, of which all have as many.
+        results[workers] = [of.mean(0).tolist() for name in sorted({*lines[:, 0]})
+                            for of in [lines[lines[:, 0] == name]]]
+    return results
+
+
+def test_scripts_print_the_same(printed: dict[int, list[list[float]]]) -> None:
+    assert len(printed[1]) == 6
+    assert np.abs(np.subtract(printed[1], printed[2])).max() < 1e-10
