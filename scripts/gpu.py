@@ -48,7 +48,8 @@ class Stage:
     Attributes
     ----------
     command : its arguments after Python's; {out} and {seconds} stand for what they say.
-    restarts : it goes on where it was when it is started again, after it has killed itself.
+    restarts : it goes on where it was when it is started again, after it has ended itself: as
+        long as it finds more each time.
     cut : it may be ended when its time is over: it has shown what there was time for.
     """
 
@@ -279,6 +280,7 @@ def run(stage: Stage, seconds: float, python: str, args: argparse.Namespace,
                  # Else a process that asks whether there are GPUs can fork none that uses them.
                  "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
                  "HETA_TESTS_RESULTS": str(args.out.resolve() / "tests.jsonl")}
+    figures, known = args.out / f"{stage.name}.jsonl", 0
     with open(args.out / f"{stage.name}.log", "a") as log:
         while True:
             left = seconds - (time.monotonic() - begun)
@@ -297,8 +299,11 @@ def run(stage: Stage, seconds: float, python: str, args: argparse.Namespace,
             result["exit_status"] = status
             late = "cut" if stage.cut else "out of time"
             result["status"] = {0: "ended", 124: late, 137: late}.get(status, "failed")
-            if not (stage.restarts and result["status"] == "failed" and left > 60):
+            found = figures.stat().st_size if figures.exists() else 0
+            if not (stage.restarts and result["status"] == "failed" and left > 60
+                    and found > known):
                 return
+            known = found
             result["restarts"] = result.get("restarts", 0) + 1
 
 
@@ -362,12 +367,12 @@ def summarize(out: Path, results: dict[str, Any], described: dict[str, Any]) -> 
             f"{', '.join(gpu['name'] for gpu in described['gpus']) or 'no GPU'}; torch "
             f"{described['torch']}, CUDA {described['cuda']}; {described['cpu']}, "
             f"{described['cores']} cores; commit {described['commit']}; {described['began']}.\n",
-            *(f"- {name}: {result['status']}, {result['seconds']:.0f} s"
-              + (f"; {name}.log ends with: {end_of(out / f'{name}.log')}"
-                 if result["status"] == "failed" else "") for name, result in results.items()),
+            *(f"- {name}: {result['status']}, {result['seconds']:.0f} s" + (
+                f"; its log ends with: {last_line((out / f'{name}.log').read_text())}"
+                if result["status"] == "failed" else "") for name, result in results.items()),
             f"- of the tests, {counted['passed']} passed, {counted['failed']} failed, "
             f"{counted['skipped']} were skipped\n",
-            *(f"- {t['outcome']}: {t['test']}: {(t['reason'].splitlines() or ['']).pop()}" for t in tests
+            *(f"- {t['outcome']}: {t['test']}: {last_line(t['reason'])}" for t in tests
               if t["outcome"] != "passed"), ""]
     if cases:
         text += ["| graph | model | variant | ms | sample | fetch | forward | backward | update "
@@ -385,10 +390,8 @@ def summarize(out: Path, results: dict[str, Any], described: dict[str, Any]) -> 
     return good
 
 
-def end_of(log: Path) -> str:
-    """The last line of a log."""
-    said = log.read_text(errors="replace").strip().splitlines()
-    return said[-1] if said else "nothing"
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def row(case: dict[str, Any]) -> str:
