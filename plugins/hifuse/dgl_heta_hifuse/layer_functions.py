@@ -31,7 +31,7 @@ def added_at(rows: Tensor, index: Tensor, count: int) -> Tensor:
     return rows.new_zeros((count, *rows.shape[1:])).index_add_(0, index, rows)
 
 
-class operators:  # noqa: N801  # stands for the module `triton_kernels`
+class operators:  # stands for the module `triton_kernels`
     """Attention over each row's edges by PyTorch's operators."""
 
     @staticmethod
@@ -216,7 +216,7 @@ class Stack(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        return grad.contiguous().unbind()
+        return tuple(grad.contiguous().unbind())
 
 
 class Merge(torch.autograd.Function):

@@ -100,8 +100,8 @@ def batch(seed: int = 0, **given: Any) -> MiniBatch:
 
 def model(layer: type[HGNNLayer], changes: dict[str, Any]) -> HGNN:
     torch.manual_seed(1)
-    spec = ModelSpec(Schema(COUNTS, dict.fromkeys(RELATIONS, 9)), dict.fromkeys(COUNTS, WIDTH), frozenset(), {"a": 3},
-                     2, WIDTH, **{"heads": 2, **changes})
+    spec = ModelSpec(Schema(COUNTS, dict.fromkeys(RELATIONS, 9)), dict.fromkeys(COUNTS, WIDTH),
+                     frozenset(), {"a": 3}, 2, WIDTH, **{"heads": 2, **changes})
     made = HGNN(spec, layer).double()
     with torch.no_grad():
         for parameter in made.parameters():  # none are zeros
