@@ -17,6 +17,7 @@ from torch import Tensor
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.models import HGNN, HANLayer, HGNNLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer
 from dgl_heta.nn import TorchKernel, use_kernel
+from dgl_heta.nn.precision import mixed_precision
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 from dgl_heta.sampling.seeds import SeedShares
 
@@ -168,6 +169,17 @@ def test_another_kernel_does_not_use_what_this_one_prepared() -> None:
     made = model(RGCNLayer, {})
     torch.testing.assert_close(outcome(made, prepared)["out"], outcome(made, batch())["out"],
                                rtol=0, atol=0)
+
+
+def test_mixed_precision_takes_relations_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, taken = batch().to(CPU), []
+    plain = WholeLayer.forward
+    monkeypatch.setattr(WholeLayer, "forward", lambda *args: taken.append(plain(*args)))
+    made = model(RGCNLayer, {}).float()
+    inputs = {t: torch.ones(n, WIDTH) for t, n in COUNTS.items()}
+    with mixed_precision(CPU):
+        assert made(prepared, inputs)["a"].isfinite().all()
+    assert taken == [None, None]
 
 
 def test_states_of_several_widths_or_other_rows_are_not_joined() -> None:
