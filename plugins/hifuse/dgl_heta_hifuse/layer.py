@@ -92,7 +92,7 @@ class AllRelations(Relations):
         out = f.Products.apply(rows, weights.transpose(1, 2), self.edges)
         out = out.view(-1, TILE, out.shape[1]) + biases.index_select(
             0, self.edges.row_tiles).unsqueeze(1)
-        return self._of_rows(out.view(len(rows), heads, -1))
+        return self._of_rows(out.view(len(rows), heads, biases.shape[1] // heads))
 
     def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
         assert isinstance(queries, Joined)
