@@ -90,7 +90,11 @@ class HGTLayer(HGNNLayer):
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         assert state is not None
-        share = torch.sigmoid(self.skip[slot(ntype)])
-        out = self.dropout(self.outputs[slot(ntype)](F.gelu(aggregated)))
-        out = share * out + (1 - share) * state
+        return self.skipped(self.outputs[slot(ntype)](F.gelu(aggregated)), state,
+                            self.skip[slot(ntype)])
+
+    def skipped(self, out: Tensor, state: Tensor, skip: Tensor) -> Tensor:
+        """a_t of the outputs and the rest of the rows' own states; `skip` of a type or of rows."""
+        share = torch.sigmoid(skip)
+        out = share * self.dropout(out) + (1 - share) * state
         return out if self.norm is None else self.norm(out)

@@ -173,7 +173,7 @@ class Relations(tuple[Edges, ...]):
         """
         def function(ntype: str, rows: Tensor) -> Tensor:
             out: Tensor = linears[slot(ntype)](rows)
-            return out.view(len(rows), heads, -1)
+            return out.view(len(rows), heads, out.shape[1] // heads)
 
         kernel, results = kernel_in_use(), list[Tensor]()
         for ntype, group in itertools.groupby(self, lambda edges: edges.relation.dst):

@@ -5,8 +5,8 @@
 A step of one worker with default settings (1,024 seeds, fanouts 25 and 20, 64 wide), the second
 one; *f + b* is forward, loss and backward. Beside it forward, loss and backward of PyTorch
 Geometric's layers over one graph, FastRGCNConv and RGATConv, where it is installed; on a batch of
-32 seeds, because they have a weight in memory for each edge. Views launch nothing; every other operator counts as a kernel, which a GPU may run as
-several.
+32 seeds, because they have a weight in memory for each edge. Views launch nothing; every other
+operator counts as a kernel, which a GPU may run as several.
 """
 
 from __future__ import annotations

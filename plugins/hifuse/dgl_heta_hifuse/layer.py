@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dgl_heta.models import Edges, HGNNLayer, HGTLayer, Relations, RGATLayer, RGCNLayer
 from dgl_heta.models.spec import slot
@@ -91,7 +92,7 @@ class AllRelations(Relations):
         out = f.Products.apply(rows, weights.transpose(1, 2), self.edges)
         out = out.view(-1, TILE, out.shape[1]) + biases.index_select(
             0, self.edges.row_tiles).unsqueeze(1)
-        return self._of_rows(out.view(len(rows), heads, -1))
+        return self._of_rows(out.view(len(rows), heads, biases.shape[1] // heads))
 
     def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
         assert isinstance(queries, Joined)
@@ -165,7 +166,8 @@ class WholeLayer(LayerEdges):
             top = top.index_select(0, self.row)
         share = relations._of_edges(torch.exp(scores.whole - top))
         sums, totals = layer.attend_all(relations, share), relations.total(share)
-        assert isinstance(sums, Joined) and isinstance(totals, Joined)
+        assert isinstance(sums, Joined)
+        assert isinstance(totals, Joined)
         rows, sizes = self._complete(layer, f.Merge.apply(
             torch.cat([sums.whole, totals.whole], 1), self))
         return CrossSoftmax.divided(rows, layer.width), sizes
@@ -201,9 +203,25 @@ class WholeLayer(LayerEdges):
             own = self._own(whole, sizes, len(rows))
         if type(layer).update in UPDATE and not _drops(layer):
             return States(layer.update(sizes[0][0], rows, own), sizes)
+        if isinstance(layer, HGTLayer) and type(layer).update is HGTLayer.update and (
+                own is not None and not _drops(layer)):
+            return States(self._skipped(layer, rows, sizes, own), sizes)
         each = States(rows, sizes)
         owns = {} if own is None else States(own, sizes)
         return {t: layer.update(t, x, owns.get(t)) for t, x in each.items()}
+
+    def _skipped(self, layer: HGTLayer, rows: Tensor, sizes: Sizes, own: Tensor) -> Tensor:
+        """HGT's update of all types."""
+        count = sum(n for _, n in sizes)
+        parts = F.gelu(rows[:count] if len(rows) > count else rows).split([n for _, n in sizes])
+        outs = [layer.outputs[slot(t)](x) for (t, _), x in zip(sizes, parts)]
+        skip = [layer.skip[slot(t)] for t, _ in sizes]
+        if len(outs) == 1:
+            return layer.skipped(outs[0], own, skip[0])
+        of_rows = f.Stack.apply(*skip)
+        of_rows = of_rows.index_select(0, self.result_of[:count]) if sizes == self.results else (
+            torch.cat([x.expand(n, 1) for x, (_, n) in zip(of_rows, sizes)]))
+        return layer.skipped(torch.cat(outs), own[:count], of_rows)
 
     def _own(self, whole: Tensor, sizes: Sizes, rows: int) -> Tensor:
         if len(sizes) > 1 and sizes == self.results:
@@ -217,8 +235,8 @@ def _is_known(layer: HGNNLayer) -> bool:
     """Whether :class:`AllRelations` has every operator that the layer asks for."""
     kind = type(layer)
     if isinstance(layer.cross, CrossSoftmax):
-        return (kind.score_all is HGTLayer.score_all  # type: ignore[attr-defined]
-                and kind.attend_all is HGTLayer.attend_all)  # type: ignore[attr-defined]
+        return isinstance(layer, HGTLayer) and kind.score_all is HGTLayer.score_all and (
+            kind.attend_all is HGTLayer.attend_all)
     return layer.cross.op in ("sum", "mean") and kind.aggregate_all in AGGREGATE
 
 

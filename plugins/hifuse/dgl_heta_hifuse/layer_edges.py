@@ -43,10 +43,14 @@ class LayerEdges:
     row_tile_ends : int64 (R + 1,), the same for tiles of rows alone.
     source_types, result_types : the types at either end of relations.
     source_type, result_type : int32 (R,), that of each relation, as its place among them.
+    result_of : int32 (N,), the place of each result's type among the results.
     """
 
     _MOVED = ("items", "row", "indptr", "degree", "target", "own", "tiles", "sides", "tile_ends",
-              "row_tile_ends", "source_type", "result_type")
+              "row_tile_ends", "source_type", "result_type",
+              "result_of")
+
+    _ENDS = ("indptr", "tile_ends", "row_tile_ends")
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -55,8 +59,8 @@ class LayerEdges:
         self.results = list(block.num_dst.items())
         self.number = sum(n for _, n in self.results)
         of_sources, of_results = _starts(block.num_src), _starts(block.num_dst)
-        parts = [_tiled(edges, of_sources[edges.relation.src], of_sources.get(edges.relation.dst, 0),
-                        of_results[edges.relation.dst], self.number) for edges in self.relations]
+        parts = [_tiled(e, of_sources[e.relation.src], of_sources.get(e.relation.dst, 0),
+                        of_results[e.relation.dst], self.number) for e in self.relations]
         source, destination, degree, target = (
             np.concatenate([part[i] for part in parts]) for i in range(4))
         self.edge_counts = [len(part[0]) for part in parts]
@@ -70,6 +74,7 @@ class LayerEdges:
         self.source_types = list(dict.fromkeys(e.relation.src for e in self.relations))
         self.result_types = list(dict.fromkeys(e.relation.dst for e in self.relations))
         made = {
+            "result_of": np.repeat(np.arange(len(self.results)), [n for _, n in self.results]),
             "source_type": [self.source_types.index(e.relation.src) for e in self.relations],
             "result_type": [self.result_types.index(e.relation.dst) for e in self.relations],
             "items": np.concatenate([source, destination]),
@@ -80,8 +85,8 @@ class LayerEdges:
             "sides": np.concatenate([tiles[0], tiles[1] + len(parts)]),
             "tile_ends": np.cumsum([0, *of_edges, *of_rows]),
             "row_tile_ends": np.cumsum([0, *of_rows])}
-        self._tensors = {name: torch.from_numpy(np.ascontiguousarray(made[name], np.int64 if name in (
-            "indptr", "tile_ends", "row_tile_ends") else np.int32)) for name in self._MOVED}
+        self._tensors = {name: torch.from_numpy(np.ascontiguousarray(
+            made[name], np.int64 if name in self._ENDS else np.int32)) for name in self._MOVED}
 
     def __getattr__(self, name: str) -> Tensor:
         if name in LayerEdges._MOVED:

@@ -216,7 +216,7 @@ class Stack(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        return grad.contiguous().unbind()
+        return tuple(grad.contiguous().unbind())
 
 
 class Merge(torch.autograd.Function):

@@ -17,6 +17,7 @@ from torch import Tensor
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.models import HGNN, HANLayer, HGNNLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer
 from dgl_heta.nn import TorchKernel, use_kernel
+from dgl_heta.nn.precision import mixed_precision
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 from dgl_heta.sampling.seeds import SeedShares
 
@@ -100,8 +101,8 @@ def batch(seed: int = 0, **given: Any) -> MiniBatch:
 
 def model(layer: type[HGNNLayer], changes: dict[str, Any]) -> HGNN:
     torch.manual_seed(1)
-    spec = ModelSpec(Schema(COUNTS, dict.fromkeys(RELATIONS, 9)), dict.fromkeys(COUNTS, WIDTH), frozenset(), {"a": 3},
-                     2, WIDTH, **{"heads": 2, **changes})
+    spec = ModelSpec(Schema(COUNTS, dict.fromkeys(RELATIONS, 9)), dict.fromkeys(COUNTS, WIDTH),
+                     frozenset(), {"a": 3}, 2, WIDTH, **{"heads": 2, **changes})
     made = HGNN(spec, layer).double()
     with torch.no_grad():
         for parameter in made.parameters():  # none are zeros
@@ -168,6 +169,17 @@ def test_another_kernel_does_not_use_what_this_one_prepared() -> None:
     made = model(RGCNLayer, {})
     torch.testing.assert_close(outcome(made, prepared)["out"], outcome(made, batch())["out"],
                                rtol=0, atol=0)
+
+
+def test_mixed_precision_takes_relations_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared, taken = batch().to(CPU), []
+    plain = WholeLayer.forward
+    monkeypatch.setattr(WholeLayer, "forward", lambda *args: taken.append(plain(*args)))
+    made = model(RGCNLayer, {}).float()
+    inputs = {t: torch.ones(n, WIDTH) for t, n in COUNTS.items()}
+    with mixed_precision(CPU):
+        assert made(prepared, inputs)["a"].isfinite().all()
+    assert taken == [None, None]
 
 
 def test_states_of_several_widths_or_other_rows_are_not_joined() -> None:

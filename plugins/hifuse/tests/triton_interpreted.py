@@ -32,7 +32,8 @@ def layer() -> LayerEdges:
     return LayerEdges(Block(1, {"a": 30, "b": 30}, {"b": 20}, parts, {}, False, {}, {}))
 
 
-def outcome(function: type[torch.autograd.Function], by_triton: bool, *args: object) -> list[Tensor]:
+def outcome(function: type[torch.autograd.Function], by_triton: bool, *args: object
+            ) -> list[Tensor | None]:
     """The result, and the gradients of tensors."""
     triton_kernels.takes = lambda *tensors: by_triton
     leaves = [x.clone().requires_grad_() if isinstance(x, Tensor) else x for x in args]
