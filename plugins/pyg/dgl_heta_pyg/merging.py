@@ -54,7 +54,7 @@ class Merging(nn.Module):
         train = self.module.training and torch.is_grad_enabled()
         self._passes[train] += 1
         self._agree = self._passes[train] <= _AGREED
-        if train and self._passes[train] == 1:
+        if sum(self._passes) == 1:
             check_local(functools.partial(self._run, hops), self.module, hops, self._group, args,
                         kwargs)
         return anchored(self._run(hops, args, kwargs), self.exchange)
@@ -124,10 +124,11 @@ class Merging(nn.Module):
         if self.hops is None:
             raise HetaError("rows of a convolution are used after the forward pass of the "
                             "distributed model; return them from its forward")
-        rows = partial.pieces[0][1]
+        rows, seeds = partial.pieces[0][1], self.hops.seeds[partial.ntype].total
         layer = self.agree(f"{partial.op or 'one relation'} of {partial.ntype} "
                            f"{tuple(rows.shape[1:])} from "
-                           f"{[str(relation) for relation, _ in partial.pieces]}")
+                           f"{[str(relation) for relation, _ in partial.pieces]}"
+                           f"{', fewer rows than seeds' * (len(rows) < seeds)}")
         return merge(partial, self.hops, self.exchange, layer)
 
 

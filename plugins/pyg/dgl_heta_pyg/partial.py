@@ -128,9 +128,11 @@ def _forwarded(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-              "__rtruediv__", "__neg__", "__pow__", "__matmul__", "__getitem__", "__setitem__",
-              "__len__", "__iter__", "__gt__", "__lt__", "__ge__", "__le__"):
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod",
+              "pow", "rpow", "matmul", "rmatmul", "neg", "abs", "invert", "and", "or", "xor", "eq",
+              "ne", "gt", "lt", "ge", "le", "getitem", "setitem", "len", "iter", "contains", "bool",
+              "float", "int"):
+    _name = f"__{_name}__"
     setattr(Partial, _name, _forwarded(_name))
     setattr(Stacked, _name, _forwarded(_name))
 
@@ -182,7 +184,7 @@ def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:
     """
     shape = partial.pieces[0][1].shape
     width, ntype, seeds = math.prod(shape[1:]), partial.ntype, hops.seeds[partial.ntype].total
-    if shape[0] < seeds:
+    if shape[0] < seeds:  # on all workers, by what they agreed on
         raise HetaError(f"a convolution gave {shape[0]} rows of '{ntype}', which has {seeds} seeds "
                         "in this batch; it must give a row for each destination")
     parts = []

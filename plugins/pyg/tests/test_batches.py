@@ -90,6 +90,17 @@ def test_batches_are_the_same_again_or_of_each_epoch(part: dgl_heta.Partition) -
         for drop in (True, False)))] == [3, 4]
 
 
+def test_batches_that_are_made_ahead_are_the_same(
+        part: dgl_heta.Partition, store: Store, tmp_path: Path) -> None:
+    write_partition(store, part.plan, tmp_path / "part")
+    ahead = dgl_heta.open_partition(tmp_path / "part", [*SETTINGS, "train.batches=pipeline"])
+    for one, other in zip(*(NeighborLoader(p, [3, 2], "train", batch_size=20)
+                            for p in (part, ahead)), strict=True):
+        assert torch.equal(one["paper"].x, other["paper"].x)
+        for relation, edges in one.edge_index_dict.items():
+            assert torch.equal(edges, other[relation].edge_index)
+
+
 def test_learnable_rows_collect_gradients(part: dgl_heta.Partition) -> None:
     """Of a node that stands in several hops, in one row of the table."""
     (batch,) = NeighborLoader(part, [-1, -1], ("paper", [0, 1, 2]), batch_size=3)

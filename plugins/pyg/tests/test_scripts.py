@@ -19,6 +19,7 @@ from dgl_heta.store import Store, write_store
 from tests.support import warm
 from tests.support.graphs import academic
 
+pytestmark = pytest.mark.slow
 HEAD = """
 import torch
 import torch.nn.functional as F
