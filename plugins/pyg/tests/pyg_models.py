@@ -150,6 +150,20 @@ class Attention(nn.Module):
         return self.out(x_dict[TARGET])
 
 
+class OfTypes(nn.Module):
+    """Rows of every type, by an attention and a HeteroConv."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        super().__init__()
+        self.inputs, self.first = Inputs(metadata), HGTConv(WIDTH, WIDTH, metadata, 2)
+        self.second = HeteroConv({r: convolution("sage") for r in metadata[1]}, aggr="mean")
+        self.out = HeteroDictLinear(WIDTH, CLASSES, types=metadata[0])
+
+    def forward(self, x_dict: Rows, edge_index_dict: Any) -> Rows:
+        x_dict = self.first(self.inputs(x_dict), edge_index_dict)
+        return self.out(self.second(x_dict, edge_index_dict))
+
+
 class ByHand(nn.Module):
     """Relations that are called and added one by one, each with a weight of its own."""
 
