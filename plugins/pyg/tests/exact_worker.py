@@ -57,8 +57,9 @@ def of_both(data: dgl_heta_pyg.PartitionData) -> Any:
     batch = next(iter(dgl_heta_pyg.NeighborLoader(
         data, [3, 2], "train", batch_size=14 // part.world.size)))
     out = model(batch.x_dict, batch.edge_index_dict)
-    loss = sum(batch.mean(F.cross_entropy(out[t][:batch[t].batch_size], batch[t].y,
-                                          reduction="none"), t) for t in part.targets)
+    loss = torch.stack([batch.mean(F.cross_entropy(
+        out[t][:batch[t].batch_size], batch[t].y, reduction="none"), t)
+        for t in part.targets]).sum()
     loss.backward()
     part.row_optimizer().step()
     first = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
@@ -71,7 +72,8 @@ def main(given: dict[str, Any]) -> None:
     part, results = data.part, {}
     several = len(part.targets) > 1
     for name, make in ({} if several else models(data.metadata())).items():
-        for table in part.learnable.tables().values():  # each model begins without moments
+        tables: Any = part.learnable.tables().values()
+        for table in tables:  # each model begins without moments
             table.first.zero_()
             table.second.zero_()
             table.step = 0

@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], d
         write_store(source, place / name)
     for workers, graphs in ((1, ("whole", "few", "two")), (2, ("whole", "two")),
                             (3, ("few",))):
-        given = []
+        given: list[dict[str, Any]] = []
         for name in graphs:
             store, part = Store(place / name), place / f"{name} {workers}"
             targets = ["paper", "author"] if name == "two" else ["paper"]
