@@ -102,6 +102,9 @@ class NeighborLoader(Loader):
         total = sum(map(len, self._ids.values()))
         return total // self._size if self._drop else super().__len__()
 
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
     def _pass(self, steps: Any, first: int) -> Iterator[Any]:
         if self._drop:
             steps = steps[:len(self)]

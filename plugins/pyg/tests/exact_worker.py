@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pyg_models import TARGET, models
+from pyg_models import TARGET, OfTypes, models
 
 
 def trained(name: str, model: Any, data: dgl_heta_pyg.PartitionData, saved: str) -> Any:
@@ -51,17 +51,38 @@ def trained(name: str, model: Any, data: dgl_heta_pyg.PartitionData, saved: str)
     return {**first, "losses": torch.cat(losses)}, merging and merging._merged
 
 
+def of_both(data: dgl_heta_pyg.PartitionData) -> Any:
+    """Gradients and loss of a step with seeds of two types, of which workers have other numbers."""
+    part, model = data.part, dgl_heta_pyg.distribute(OfTypes(data.metadata()), data)
+    batch = next(iter(dgl_heta_pyg.NeighborLoader(
+        data, [3, 2], "train", batch_size=14 // part.world.size)))
+    out = model(batch.x_dict, batch.edge_index_dict)
+    loss = torch.stack([batch.mean(F.cross_entropy(
+        out[t][:batch[t].batch_size], batch[t].y, reduction="none"), t)
+        for t in part.targets]).sum()
+    loss.backward()
+    part.row_optimizer().step()
+    first = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
+    total = part.world.all_reduce(loss.detach()[None]) / part.world.size
+    return {**first, "losses": total}, None
+
+
 def main(given: dict[str, Any]) -> None:
     data = dgl_heta_pyg.open_partition(given["part"], given["settings"])
     part, results = data.part, {}
-    for name, make in models(data.metadata()).items():
-        for table in part.learnable.tables().values():  # each model begins without moments
+    several = len(part.targets) > 1
+    for name, make in ({} if several else models(data.metadata())).items():
+        tables: Any = part.learnable.tables().values()
+        for table in tables:  # each model begins without moments
             table.first.zero_()
             table.second.zero_()
             table.step = 0
         torch.manual_seed(5 + part.rank)  # all have the parameters of worker 0
         results[name] = trained(name, dgl_heta_pyg.distribute(make(), data), data,
                                 given["out"] + ".saved")
+    if several:
+        torch.manual_seed(5 + part.rank)
+        results["two targets"] = of_both(data)
     if part.rank == 0:
         torch.save(results, given["out"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ class Layers(nn.Module):
         self.residual, self.gated = choose.random() < 0.5, choose.random() < 0.4
         self.gates = nn.ModuleDict({t: nn.Linear(2 * WIDTH, 1) for t in metadata[0]})
         self.norm = choose.choice([None, nn.LayerNorm(WIDTH), NodeNorm(WIDTH, mode="node")])
-        self.act = choose.choice([torch.relu, torch.nn.functional.elu, torch.tanh])
+        self.act: Any = choose.choice([torch.relu, torch.nn.functional.elu, torch.tanh])
         self.knowledge = choose.choice([None, "cat", "max"])
         self.jump = JumpingKnowledge(self.knowledge) if self.knowledge else None
         self.out = nn.Linear(WIDTH * (self.depth if self.knowledge == "cat" else 1), CLASSES)
@@ -150,6 +151,20 @@ class Attention(nn.Module):
         return self.out(x_dict[TARGET])
 
 
+class OfTypes(nn.Module):
+    """Rows of every type, by an attention and a HeteroConv."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        super().__init__()
+        self.inputs, self.first = Inputs(metadata), HGTConv(WIDTH, WIDTH, metadata, 2)
+        self.second = HeteroConv({r: convolution("sage") for r in metadata[1]}, aggr="mean")
+        self.out = HeteroDictLinear(WIDTH, CLASSES, types=metadata[0])
+
+    def forward(self, x_dict: Rows, edge_index_dict: Any) -> Rows:
+        x_dict = self.first(self.inputs(x_dict), edge_index_dict)
+        return self.out(self.second(x_dict, edge_index_dict))
+
+
 class ByHand(nn.Module):
     """Relations that are called and added one by one, each with a weight of its own."""
 
@@ -197,11 +212,11 @@ def models(metadata: Metadata) -> dict[str, Callable[[], nn.Module]]:
     """All models whose exactness is shown, by name."""
     named: dict[str, Callable[[], nn.Module]] = {}
     for aggr in ("sum", "mean", "max", "min", "cat"):
-        named[f"HeteroConv {aggr}"] = lambda aggr=aggr: Layers(metadata, random.Random(1), aggr)
+        named[f"HeteroConv {aggr}"] = partial(Layers, metadata, random.Random(1), aggr)
     for aggr in ("sum", "mean", "max", "min", "mul"):
-        named[f"to_hetero {aggr}"] = lambda aggr=aggr: Transformed(metadata, random.Random(1), aggr)
-    named["HGTConv"] = lambda: Attention(metadata, random.Random(3))
-    named["trimmed"] = lambda: Layers(metadata, random.Random(6), "sum", trims=True)
+        named[f"to_hetero {aggr}"] = partial(Transformed, metadata, random.Random(1), aggr)
+    named["HGTConv"] = partial(Attention, metadata, random.Random(3))
+    named["trimmed"] = partial(Layers, metadata, random.Random(6), "sum", trims=True)
     for number in range(25):
-        named[f"random {number}"] = lambda number=number: random_model(metadata, number)
+        named[f"random {number}"] = partial(random_model, metadata, number)
     return named

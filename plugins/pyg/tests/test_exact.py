@@ -15,7 +15,7 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.support import warm
-from tests.support.graphs import RELATIONS, academic
+from tests.support.graphs import RELATIONS, academic, with_tasks
 
 pytestmark = pytest.mark.slow
 SETTINGS = ["model.hidden=8", "train.dtype=float64", "train.threads=1"]
@@ -29,18 +29,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], d
     whole, few = academic(papers=120), academic(papers=120)
     for relation in RELATIONS[2:3] + RELATIONS[5:6]:
         del few.edges[relation]
-    for name, source in (("whole", whole), ("few", few)):
+    for name, source in (("whole", whole), ("few", few), ("two", with_tasks(academic(papers=120)))):
         write_store(source, place / name)
-    for workers, graphs in ((1, ("whole", "few")), (2, ("whole",)), (3, ("few",))):
-        given = []
+    for workers, graphs in ((1, ("whole", "few", "two")), (2, ("whole", "two")),
+                            (3, ("few",))):
+        given: list[dict[str, Any]] = []
         for name in graphs:
             store, part = Store(place / name), place / f"{name} {workers}"
-            plan = make_plan(store.schema, ["paper"], 2, workers)
+            targets = ["paper", "author"] if name == "two" else ["paper"]
+            plan = make_plan(store.schema, targets, 2, workers)
             # Three workers have seeds' in-edges by two relations: parts of the seeds each.
             assert workers < 3 or any(share.count > 1 for worker in range(workers)
                                       for share in plan.roots(worker).values())
             write_partition(store, plan, part)
-            given.append({"part": str(part), "settings": SETTINGS, "out": f"{part}.pt"})
+            given.append({"part": str(part), "out": f"{part}.pt",
+                          "settings": [*SETTINGS, f"task.targets={json.dumps(targets)}"]})
         done = subprocess.run(
             [warm.python("torch_geometric.nn"), "-m", "torch.distributed.run", "--standalone",
              "--nproc-per-node", str(workers), str(WORKER), json.dumps(given)],
@@ -52,10 +55,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], d
     return results
 
 
-@pytest.mark.parametrize(("graph", "workers"), [("whole", 2), ("few", 3)])
+@pytest.mark.parametrize(("graph", "workers"), [("whole", 2), ("few", 3), ("two", 2)])
 def test_outputs_gradients_and_losses_are_those_of_one_process(
         trained: dict[tuple[str, int], dict[str, Any]], graph: str, workers: int) -> None:
-    assert len(trained[graph, 1]) == 37
+    assert len(trained[graph, 1]) == (1 if graph == "two" else 37)
     for name, (expected, _) in trained[graph, 1].items():
         got = trained[graph, workers][name][0]
         for what, value in expected.items():
