@@ -55,6 +55,7 @@ _LAZY = {
     "partition_graph": "dgl_heta.partition.dgl",
     "train": "dgl_heta.launch.jobs.from_python",
     "open_partition": "dgl_heta.launch.jobs.from_python",
+    "predict_all": "dgl_heta.prediction.own_model",
     "Partition": "dgl_heta.training.own_loop",
     "distribute": "dgl_heta.training.distributed",
     "BlockModel": "dgl_heta.models",
@@ -126,6 +127,7 @@ __all__ = [
     "open_edges",
     "open_partition",
     "partition_graph",
+    "predict_all",
     "read_hetero_data",
     "read_saved",
     "register_hetero_conv",
@@ -175,6 +177,7 @@ if TYPE_CHECKING:
     from dgl_heta.partition.request import AUTO, PartitionRequest, PartitionResult
     from dgl_heta.planning.making import make_plan
     from dgl_heta.planning.plan import Plan
+    from dgl_heta.prediction.own_model import predict_all
     from dgl_heta.store import Store, write_store
     from dgl_heta.store.reader import as_source
     from dgl_heta.training.distributed import distribute

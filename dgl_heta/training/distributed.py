@@ -44,12 +44,14 @@ class _Trained:
 class DistributedModel(nn.Module):
     """A model on one worker, in step with the others; :func:`distribute` makes one.
 
-    When a backward pass ends, the gradients of all workers are averaged.
+    When a backward pass ends, the gradients of all workers are averaged, and added to those of
+    earlier passes that are still there.
 
     Attributes
     ----------
     module : the model as it was given. Its parameters are the same on all workers, so its
         `state_dict()` is the whole model's.
+    part : the partition that it trains on.
 
     Parameters
     ----------
@@ -63,11 +65,12 @@ class DistributedModel(nn.Module):
         for state in (*module.parameters(), *module.buffers()):
             if part.world.size > 1 and state.numel():
                 part.world.broadcast(state.data, "control")
-        self._part, self._mixed = part, part.settings.train.autocast == "bfloat16"
+        self.part, self._mixed = part, part.settings.train.autocast == "bfloat16"
         # In a list: parameters of what is wrapped are those of `module`.
         self._raf = [RafModule(module, part.group) if merged is None else merged]
         self.wrapped = GradientSync(self._raf[0], WrapContext(part.world, part.group, lambda: 0))
-        self._backward, self._passes = BackwardEnd(), 0
+        self._backward, self._last = BackwardEnd(), 0
+        self._before: list[Tensor | None] | None = None
         self._backward.actions.append(self._averaged)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -88,29 +91,28 @@ class DistributedModel(nn.Module):
         return outputs
 
     def begin(self) -> bool:
-        """Begin a forward pass; returns whether a backward pass follows.
+        """Begin a forward pass; returns whether a backward pass may follow.
 
         Raises
         ------
         HetaError
-            One is to come already.
+            The backward pass before it did not come to its end.
         """
-        train = self.training and torch.is_grad_enabled()
-        if train and self._passes:
-            raise HetaError("a training batch was given before the backward pass of the one before "
-                            "it; use torch.no_grad() or model.eval() to compute without one")
-        return train
+        if self._before is not None:
+            raise HetaError("the backward pass before this batch failed, so workers do not know "
+                            "whose gradients are whole; go on from a checkpoint")
+        return torch.is_grad_enabled()
 
     def precision(self) -> AbstractContextManager[object]:
         """The context in which the model computes (`train.autocast`)."""
-        return mixed_precision(self._part.device, self._mixed)
+        return mixed_precision(self.part.device, self._mixed)
 
     def await_backward(self, outputs: Iterable[Tensor]) -> None:
         """Average gradients at the end of the backward pass that comes to these outputs."""
-        self._passes = 1
+        self._last = passed = self._last + 1
         for out in outputs:
             if out.requires_grad:
-                out.register_hook(self._heard)
+                out.register_hook(lambda grad: self._heard(passed))
 
     def save(self, directory: str | Path, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Write a checkpoint after an epoch, and drop the ones before it.
@@ -120,7 +122,7 @@ class DistributedModel(nn.Module):
         run_dir = Path(directory)
         run_dir.mkdir(parents=True, exist_ok=True)
         save_checkpoint(self._trained(optimizer), run_dir, Position(epoch), {}, self._identity(),
-                        generators(self._part.device))
+                        generators(self.part.device))
 
     def resume(self, directory: str | Path, optimizer: torch.optim.Optimizer) -> int:
         """Go on from the last checkpoint of a directory; returns the epochs that it has, or 0 where
@@ -135,28 +137,47 @@ class DistributedModel(nn.Module):
         at = latest_position(trained, Path(directory), identity)
         if any(at):
             _, states = load_checkpoint(trained, Path(directory), at, identity)
-            set_generators(states, self._part.device)
+            set_generators(states, self.part.device)
         return at.epoch
 
     def _trained(self, optimizer: torch.optim.Optimizer) -> Trained:
-        part = self._part
+        part = self.part
         return _Trained(part.rank, part.world, self.module, optimizer, part.learnable, self.wrapped)
 
     def _identity(self) -> Identity:
         # How many seeds a step has is the loop's own, so it may differ.
-        train = self._part.settings.train
-        return Identity.from_sections(self._part.store, self._part.plan, {"train": {
+        train = self.part.settings.train
+        return Identity.from_sections(self.part.store, self.part.plan, {"train": {
             "dtype": train.dtype, "learnable": train.learnable, "wrapper": train.wrapper,
             "global_batch_size": 1}}, {})
 
-    def _heard(self, grad: Tensor) -> None:
-        self._backward.under_way()
+    def _heard(self, passed: int) -> None:
+        """A backward pass begins at an output of a forward pass.
+
+        Raises
+        ------
+        HetaError
+            It is not the last one, so the rows that it read are others' now.
+        """
+        if passed != self._last and self.part.learnable.counts:
+            raise HetaError("a backward pass through another batch than the last one: learnable "
+                            "rows have the gradients of one batch at a time; call loss.backward() "
+                            "before the next batch, and compute what needs none in "
+                            "torch.no_grad()")
+        if self._before is None:
+            # What earlier passes have left is averaged already; it is added again afterwards.
+            self._before = [p.grad for p in self.module.parameters()]
+            for parameter in self.module.parameters():
+                parameter.grad = None
+            self._backward.under_way()
 
     def _averaged(self) -> None:
         """At the end of a backward pass, before any optimizer's step."""
-        if self._passes:
-            self._passes = 0
-            self.wrapped.after_backward()
+        before, self._before = self._before, None
+        self.wrapped.after_backward()
+        for parameter, grad in zip(self.module.parameters(), before or ()):
+            if grad is not None:
+                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
 
 def distribute(model: nn.Module, part: WorkerPartition) -> DistributedModel:

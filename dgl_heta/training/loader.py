@@ -81,7 +81,7 @@ class Batch:
             raise InputError(f"a batch has seeds of {listing(self._sizes)}; say of which the "
                              "losses are, as in batch.mean(losses, 'paper')")
         if len(losses) != len(self.seeds[ntype]):
-            raise InputError(f"{several(len(losses), 'loss')} for {len(self.seeds[ntype])} own "
+            raise InputError(f"{len(losses)} losses for {len(self.seeds[ntype])} own "
                              f"seeds of '{ntype}'; give one for each (reduction='none')")
         each = losses[0].numel() if len(losses) else max(losses[:0].numel(), 1)
         return losses.sum() * (self._part.world.size / max(self._sizes[ntype] * each, 1))

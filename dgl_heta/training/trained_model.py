@@ -37,30 +37,37 @@ _SIZES = ("layers", "hidden", "heads", "bases", "self_loop", "layer_norm", "drop
 log = logging.getLogger("dgl_heta")
 
 
-def consolidate(engine: Engine, run_dir: Path) -> None:
-    """Write the plain model, with the keys of :class:`PlainModel`, on worker 0.
+def write_weights(path: Path, model: nn.Module, learnable: LearnableFeatures, world: Comm) -> None:
+    """Write the parameters and all learnable features as one file, on worker 0; all call it.
 
     A learnable feature with several replicas is their mean. Its rows come a block at a time, so
     that no worker holds a table that is not its own.
     """
-    learnable = engine.learnable
-    gathered = _gathered_rows(learnable, engine.world)
-    if engine.rank:
+    gathered = _gathered_rows(learnable, world)
+    if world.rank:
         for _ in gathered:  # its part in the collectives
             pass
         return
-    weights = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
+    weights = {f"model.{k}": v for k, v in model.state_dict().items()}
     layout = {k: (v.dtype, tuple(v.shape)) for k, v in weights.items()}
     layout |= {f"features.{slot(t)}.weight": (learnable.dtype, (count, learnable.width))
                for t, count in learnable.counts.items()}
     # As safetensors sorts: every tensor begins at a multiple of its numbers' size.
     order = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))
-    with written(run_dir / MODEL_FILE) as path, TensorFile(
-            path, {name: layout[name] for name in order}) as file:
+    with written(path) as temporary, TensorFile(
+            temporary, {name: layout[name] for name in order}) as file:
         for name, tensor in weights.items():
             file.put(name, tensor)
         for ntype, first, rows in gathered:
             file.put(f"features.{slot(ntype)}.weight", rows, first)
+
+
+def consolidate(engine: Engine, run_dir: Path) -> None:
+    """Write the plain model, with the keys of :class:`PlainModel`, on worker 0."""
+    learnable = engine.learnable
+    write_weights(run_dir / MODEL_FILE, engine.model, learnable, engine.world)
+    if engine.rank:
+        return
     spec = engine.spec
     write_signed(run_dir / SPEC_FILE, {
         "format": "dgl-heta-model", "version": 1,

@@ -58,6 +58,24 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", ["../README.md", "own-loop.md"])
+def test_a_loop_of_the_documentation_runs_under_torchrun(page: str, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(# loop\.py.*?)```",
+                         (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code.splitlines()) <= 20 or page != "../README.md"
+    (tmp_path / "loop.py").write_text(code.replace('"package"', '"paper"'))
+    write_store(academic(), tmp_path / "store")
+    for command in (["dgl_heta", "partition", "store", "--out", "data/debian", "--target", "paper",
+                     "--parts", "2"],
+                    ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "loop.py"]):
+        done = subprocess.run([warm.python(), "-m", *command], cwd=tmp_path, capture_output=True,
+                              text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+    if page == "own-loop.md":
+        assert [line.split()[0] for line in done.stdout.splitlines()] == [*map(str, range(1, 9))]
+        assert (tmp_path / "runs/own/checkpoints/epoch-00008").is_dir()
+
+
 def test_the_table_of_edges_has_every_public_name_with_its_signature_and_shape() -> None:
     text = (DOCS / "models.md").read_text(encoding="utf-8")
     table = re.search(r"^\| attribute or method .*?\n\n", text, re.DOTALL | re.MULTILINE)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import dgl_heta
+from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.store import Store, write_store
@@ -125,3 +126,161 @@ def test_another_number_of_workers_goes_on_from_a_checkpoint(
     then = scores(LOOP, parts / "3", 3, "model.dropout=0", save=tmp_path / "run")
     assert len(then) == 1
     assert [*first, *then] == expected
+
+
+WRONG = """
+import json, sys
+import torch
+import dgl_heta
+from dgl_heta.errors import HetaError
+from dgl_heta.models import HGNN, RGCNLayer
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
+
+
+def message(call):
+    try:
+        call()
+    except HetaError as error:
+        return str(error)
+    return "no error"
+
+
+def loader(seeds="train", fanouts=(3, 3), **more):
+    return lambda: part.loader(seeds, fanouts, **more)
+
+
+def without(step):
+    def loop():
+        rows = part.row_optimizer()
+        rows.step()
+        first, second, *_ = part.loader("train", [3, 3], batch_size=30)
+        model(first)["paper"].sum().backward()
+        if step != "rows":
+            rows.step()
+        model(second)
+    return loop
+
+
+def both():
+    first, second, *_ = part.loader("train", [3, 3], batch_size=30)
+    (model(first)["paper"].sum() + model(second)["paper"].sum()).backward()
+
+
+batch = next(iter(part.loader("train", [3, 3], batch_size=30)))
+print(json.dumps({
+    "hops": message(loader(fanouts=[3])), "fanout": message(loader(fanouts=[3, 0])),
+    "size": message(loader(batch_size=0)), "split": message(loader("training")),
+    "range": message(loader([1, 500])), "negative": message(loader([-1])),
+    "twice": message(loader([1, 1])), "real": message(loader([1.5])),
+    "author": message(loader({"author": [1]})), "epoch": message(
+        lambda: part.loader("train", [3, 3]).set_epoch(-1)),
+    "rows": message(without("rows")), "none": message(without("nothing")), "both": message(both),
+    "losses": message(lambda: batch.mean(torch.zeros(3))),
+    "type": message(lambda: batch.mean(torch.zeros(30), "author")),
+    "batch": message(lambda: model(batch.mini_batch())),
+    "data": message(lambda: dgl_heta.open_partition({"paper": 1})),
+    "store": message(lambda: dgl_heta.open_partition(given["part"] + "/../store")),
+    "partition": message(lambda: dgl_heta.distribute(model.module, given["part"])),
+    "lr": message(lambda: part.row_optimizer(lr=0)),
+}))
+"""
+SAID = {
+    "hops": "1 fanout for a partition of 2 hops; give one for each layer",
+    "fanout": "each must be a number of edges, or -1 for all",
+    "size": "batch_size is 0; it must be 1 at least",
+    "split": "'training' is no split; splits are test, train, val",
+    "range": "seeds of 'paper' are from 1 to 500, but its nodes are 0 to 119",
+    "negative": "seeds of 'paper' are from -1 to -1",
+    "twice": "a seed of 'paper' is given twice",
+    "real": "seeds of 'paper' are float64[1]; give their ids, whole numbers",
+    "author": "made for target paper, not for 'author'; partition the graph with --target author",
+    "epoch": "epoch is -1",
+    "rows": "call step() of part.row_optimizer() after each backward pass",
+    "none": "no error",
+    "both": "a backward pass through another batch than the last one",
+    "losses": "3 losses for 30 own seeds of 'paper'; give one for each (reduction='none')",
+    "type": "a batch has seeds of paper; say of which the losses are",
+    "batch": "takes a batch of part.loader(…), not MiniBatch",
+    "data": "a partition is a directory, not dict",
+    "store": "is no partition; make one: dgl-heta partition GRAPH --out",
+    "partition": "a partition is needed, not str; open one by dgl_heta.open_partition",
+    "lr": "lr is 0; it must be more than 0",
+}
+
+
+def test_what_is_wrong_in_a_loop_is_said_in_a_line(parts: Path) -> None:
+    (said,) = scores(WRONG, parts / "1", 1)
+    wrong = {name: said[name] for name, text in SAID.items()
+             if text not in said[name] or "\n" in said[name]}
+    assert not wrong
+    assert said.keys() == SAID.keys()
+
+
+DIFFERENT = """
+import json, sys
+import dgl_heta
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+part.loader("train", [3, 3 + part.rank], batch_size=4)
+"""
+
+
+def test_workers_whose_loaders_differ_all_say_so(parts: Path) -> None:
+    done = run(DIFFERENT, parts / "2", 2)
+    text = ("worker 1 made a loader with fanouts = [3, 4], worker 0 with [3, 3]; all workers must "
+            "make it alike")
+    assert done.returncode
+    assert done.stderr.count(f"InputError: {text}") == 2, done.stderr[-3000:]
+
+
+def test_one_process_cannot_open_a_partition_of_two(parts: Path) -> None:
+    with pytest.raises(InputError, match="1 workers were started for 2 partitions"):
+        dgl_heta.open_partition(parts / "2", SETTINGS)
+
+
+ACCUMULATED = """
+import json, sys
+import torch
+import dgl_heta
+from dgl_heta.models import HGNN, RGCNLayer
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
+batches = list(part.loader("train", [3, 3], batch_size=12))[:2]
+sums, rows = [], part.row_optimizer(lr=1e-300)
+for accumulate in (False, True):
+    sums.append({})
+    for batch in batches:
+        model.zero_grad()
+        for one in batches if accumulate else [batch]:
+            one.mean(model(one)["paper"].logsumexp(1)).backward()
+            rows.step()
+        if accumulate:
+            sums[-1] = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+        else:
+            for k, p in model.named_parameters():
+                if p.grad is not None:
+                    sums[-1][k] = sums[-1].get(k, 0) + p.grad
+assert sums[0].keys() == sums[1].keys() and len(sums[0]) > 10
+assert all((sums[0][k] - sums[1][k]).abs().max() < 1e-12 for k in sums[0])
+print(json.dumps("equal"), flush=True)
+
+rows = dgl_heta.predict_all(model, given["save"], chunk=50)
+with torch.no_grad():
+    for batch in part.loader(range(120), [-1, -1], batch_size=50):
+        there = torch.from_numpy(rows[batch.seeds["paper"]])
+        assert (model(batch)["paper"] - there).abs().max() < 1e-12
+print(json.dumps(rows.shape), flush=True)
+"""
+
+
+def test_gradients_of_two_passes_add_up_and_all_nodes_are_predicted(parts: Path, tmp_path: Path
+                                                                    ) -> None:
+    """Those of the first are averaged once, whoever has them; layer by layer is as by batches."""
+    got = scores(ACCUMULATED, parts / "2", 2, save=tmp_path / "rows.npy")
+    assert sorted(map(str, got)) == ["[120, 4]", "[120, 4]", "equal", "equal"]

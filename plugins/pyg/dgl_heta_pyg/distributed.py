@@ -40,7 +40,7 @@ class DistributedPyG(DistributedModel):
                              "dgl_heta_pyg.NeighborLoader; give it batch.x_dict and "
                              "batch.edge_index_dict as they are")
         train = self.begin()
-        if train and hops is not None and self._part.learnable.counts and (
+        if train and hops is not None and self.part.learnable.counts and (
                 self._rows.last is not hops):
             raise HetaError("another batch was read after this one, so this one's learnable rows "
                             "collect no gradients; iterate over batches that are not trained on "
