@@ -133,7 +133,7 @@ def counted(store: Store, model: str, kernels: list[str]) -> dict[str, Any]:
     for kernel in kernels:
         found[kernel] = of_step(engine(f"train.kernel={kernel}"))
     few = engine("train.batch_size=32")
-    found["pyg"] = of_pyg(model, few, few._batch(few._sampler, few.steps("train", 1)[0], 0))
+    found["pyg"] = of_pyg(model, few, few.loading.sampled(few._sampler, few.steps("train", 1)[0], 0))
     return found
 
 
