@@ -30,6 +30,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.training.caches import attach
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.setup import build_engine
 from tests.support.pretended import device, pretend
@@ -127,13 +128,15 @@ def counted(store: Store, model: str, kernels: list[str]) -> dict[str, Any]:
         made = build_engine(store, plan, load_settings(None, [
             f"model.name={model}", "train.threads=1", "run.prove=off", "train.device=cuda",
             *changes], {}), Plugins())
+        attach(made, Plugins(), None)
         made.start_epoch(1)
         return made
 
     for kernel in kernels:
         found[kernel] = of_step(engine(f"train.kernel={kernel}"))
     few = engine("train.batch_size=32")
-    found["pyg"] = of_pyg(model, few, few.loading.sampled(few._sampler, few.steps("train", 1)[0], 0))
+    first = few.steps("train", 1)[0]
+    found["pyg"] = of_pyg(model, few, few.loading.sampled(few._sampler, first, 0))
     return found
 
 
