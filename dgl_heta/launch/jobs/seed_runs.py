@@ -127,8 +127,10 @@ def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
     if not (file.exists() and result.report.exists() and result.model.exists()):
         return None
     summary = read_signed(file, "remove it, and resume the run to write it again")
-    same = summary.get("settings") == json.loads(json.dumps(job.settings.model_dump()))
-    return replace(result, summary=summary) if same else None
+    asked, had = json.loads(json.dumps(job.settings.model_dump())), summary.get("settings", {})
+    if asked["cache"]["policy"] == "auto":  # a run records what that came to
+        asked["cache"]["policy"] = had.get("cache", {}).get("policy")
+    return replace(result, summary=summary) if asked == had else None
 
 
 def _saved(job: TrainingJob, directory: Path, finished: int, seeds: Sequence[int], seed: int
