@@ -41,6 +41,9 @@ def pretend() -> Iterator[None]:
     from torch.optim import optimizer
 
     library().pretend()
+    # After a fork PyTorch makes its pool of threads anew when it is first asked for; of the threads
+    # that a backward pass starts for each device two may ask at once, which ends the process.
+    torch.set_num_threads(torch.get_num_threads())
     gpus = len([*filter(None, os.environ["CUDA_VISIBLE_DEVICES"].split(","))])
     cuda: Any = torch.cuda
     cuda._initialized = True
