@@ -195,7 +195,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
                          f"{cluster.machines} machines, with a partition each; leave --parts out, "
                          "or say the same")
     if cluster.gpu is not None:
-        registry.get("cache policy", settings.cache.policy)
+        registry.get("cache policy", settings.cache.policy_on(gpu=True))
         check(cluster.gpu, settings)
     coefficients = Coefficients.load(cluster.coefficients)
     workload = work.workload(settings, hops)
@@ -216,7 +216,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     systems = estimate(chosen, workload, cluster, coefficients, counted, settings)
     gpu = None if cluster.gpu is None else {
         "measured": False, **cluster.gpu.model_dump(), "reached": REACHED,
-        "kernel": settings.train.kernel, "cache": settings.cache.policy}
+        "kernel": settings.train.kernel, "cache": settings.cache.policy_on(gpu=True)}
     if as_json:
         print_json({
             "cluster": cluster.model_dump(exclude={"gpu"}), **({"gpu": gpu} if gpu else {}),

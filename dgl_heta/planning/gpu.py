@@ -78,7 +78,9 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     width = {t: schema.feature_bytes.get(t, 0) for t in step.inputs}
     tables = {t: schema.node_counts[t] * (width[t] or 3 * row) for t in {*width} - load.shared}
     cacheable, room = sum(tables.values()), settings.cache.capacity_mb
-    cached = min(cacheable, 0 if settings.cache.policy == "none" else room * 1e6 if room is not None
+    if settings.cache.policy_on(gpu=True) == "none":
+        room = 0
+    cached = min(cacheable, room * 1e6 if room is not None
                  else min(DEFAULT_BYTES, gpu.memory_gb * 5e8))
     read = {t: rows * (width[t] or row) for t, rows in step.inputs.items()}
     missed = {t: n * (1 - cached / max(cacheable, 1) * (t in tables)) for t, n in read.items()}
