@@ -95,6 +95,8 @@ def _settings(case: dict[str, Any], parts: int) -> dict[str, dict[str, Any]]:
         "train": {"batch_size": 24 // parts, "fanouts": [3, 3], "threads": 1, "epochs": 1,
                   "dtype": "float64"},
         "run": {"timeout_s": PATIENCE, "verify": False, "prove": "1"}}
+    if "train.global_batch_size" in case:
+        del settings["train"]["batch_size"]
     for key, value in case.items():
         section, name = key.split(".")
         settings.setdefault(section, {})[name] = value

@@ -71,7 +71,7 @@ class MergedKernel(FusedKernel):
     def u_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
              weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
         if not (_alike(sources) and _alike(weights) and _plain(sources)) or (
-                _first(sources).dim() != 2 or _autocast(_first(sources))):
+                _first(sources).dim() != 2 or is_autocast(_first(sources))):
             return super().u_mm(edges, sources, weights)
         if _compiled(edges, sources, weights if not isinstance(weights, Tensor) else [weights]):
             return passes.dot(edges, sources, passes.heads_first(weights))
@@ -143,7 +143,7 @@ class MergedKernel(FusedKernel):
         if len(weights) < self.settings.few and not isinstance(rows, Joined) and rows[0].dim() == 2:
             return super().matmul(rows, weights)
         if not _alike(rows) or not _alike(weights) or not _plain(rows) or (
-                _first(rows).dtype != _first(weights).dtype) or _autocast(_first(rows)):
+                _first(rows).dtype != _first(weights).dtype) or is_autocast(_first(rows)):
             return super().matmul(rows, weights)
         return operators.matmul(rows, weights)
 
@@ -170,7 +170,7 @@ def _projectable(edges: Sequence[InEdges], sources: Sequence[Tensor], others: Se
             and _first(sources).dim() == 2 and _first(weights).dim() == 3
             and len({weight.shape for weight in weights}) == 1
             and _first(weights).dtype == _first(sources).dtype
-            and _compiled(edges, sources, others) and not _autocast(_first(sources)))
+            and _compiled(edges, sources, others) and not is_autocast(_first(sources)))
 
 
 def _first(tensors: Sequence[Tensor] | Tensor) -> Tensor:
@@ -207,6 +207,7 @@ def _compiled(edges: Sequence[InEdges], *lists: Sequence[Tensor]) -> bool:
                     for csc in edges))
 
 
-def _autocast(tensor: Tensor) -> bool:
+def is_autocast(tensor: Tensor) -> bool:
+    """Return whether mixed precision is on where a tensor is."""
     return (torch.is_autocast_cpu_enabled() if tensor.device.type == "cpu"
             else torch.is_autocast_enabled())

@@ -14,6 +14,7 @@ from dgl_heta.models import Edges, HGNNLayer, HGTLayer, Relations, RGATLayer, RG
 from dgl_heta.models.spec import slot
 from dgl_heta.nn import CrossRelation, CrossSoftmax, Joined
 from dgl_heta_hifuse import layer_functions as f
+from dgl_heta_hifuse.kernel import is_autocast
 from dgl_heta_hifuse.layer_edges import TILE, LayerEdges
 
 Sizes = Sequence[tuple[str, int]]
@@ -34,14 +35,15 @@ class States(dict[str, Tensor]):
     def __init__(self, whole: Tensor, sizes: Sizes) -> None:
         starts = itertools.accumulate((n for _, n in sizes), initial=0)
         super().__init__({t: whole.narrow(0, start, n) for (t, n), start in zip(sizes, starts)})
-        self.whole = whole
+        self.whole, self._views = whole, dict(self)
 
     @staticmethod
     def joined(states: Mapping[str, Tensor], sizes: Sizes) -> Tensor | None:
         """The states of these types in one tensor; None where they are of several widths."""
         if [(t, len(x)) for t, x in states.items() if len(x)] != list(sizes):
             return None
-        if isinstance(states, States):
+        if isinstance(states, States) and all(
+                x is states._views.get(t) for t, x in states.items()):  # nobody has put others in
             return states.whole
         each = [states[t] for t, _ in sizes]
         if len({(x.shape[1:], x.dtype, x.device) for x in each}) != 1 or each[0].dim() != 2:
@@ -143,7 +145,7 @@ class WholeLayer(LayerEdges):
         if not self._in_use() or merged_by is None or not _is_known(layer):
             return None
         whole = States.joined(states, self.sources)
-        if whole is None:
+        if whole is None or is_autocast(whole):
             return None
         views = [Edges(block, edges, states) for edges in self.relations]
         try:
@@ -159,6 +161,10 @@ class WholeLayer(LayerEdges):
 
     def _attended(self, layer: HGNNLayer, relations: AllRelations) -> tuple[Tensor, Sizes]:
         """As :class:`CrossSoftmax`, of all types."""
+        # Of several types the default exchanges the maxima and the sums of one after the other, and
+        # a worker whose block is not taken as a whole does so: the order must be the same.
+        if sum(map(self.block.exchanged, self.block.num_dst)) > 1:
+            raise NotAtOnce
         scores = layer.score_all(relations)
         assert isinstance(scores, Joined)
         with torch.no_grad():
@@ -227,19 +233,25 @@ class WholeLayer(LayerEdges):
         if len(sizes) > 1 and sizes == self.results:
             return whole.index_select(0, self.own[:rows])
         states = States(whole, self.sources)
-        each = [states[t][:n] for t, n in sizes if n]
+        each = [states[t][:n] for t, n in sizes if n] or [whole[:0]]  # a worker may have no seed
         return each[0] if len(each) == 1 else torch.cat(each)
 
 
 def _is_known(layer: HGNNLayer) -> bool:
     """Whether :class:`AllRelations` has every operator that the layer asks for."""
     kind = type(layer)
+    if any(callable(value) and hasattr(kind, name) for name, value in vars(layer).items()):
+        return False  # a method of this layer alone
     if isinstance(layer.cross, CrossSoftmax):
-        return isinstance(layer, HGTLayer) and kind.score_all is HGTLayer.score_all and (
-            kind.attend_all is HGTLayer.attend_all)
+        return isinstance(layer, HGTLayer) and all(
+            getattr(kind, name) is getattr(HGTLayer, name)
+            for name in ("score_all", "attend_all", "skipped")) and all(
+            type(linear) is nn.Linear and not linear._forward_hooks
+            and not linear._forward_pre_hooks for linear in layer.queries.values())
     return layer.cross.op in ("sum", "mean") and kind.aggregate_all in AGGREGATE
 
 
 def _drops(layer: nn.Module) -> bool:
     """Whether the layer draws random numbers, which are drawn type by type."""
-    return layer.training and any(isinstance(m, nn.Dropout) and m.p for m in layer.modules())
+    return layer.training and any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p
+                                  for m in layer.modules())

@@ -5,12 +5,17 @@ Each reads a row's edges once and writes what is of the size of the result: what
 run them yet; the tests run them by Triton's interpreter.
 """
 
+import functools
+import logging
+
 import torch  # (no annotations as strings: the interpreter looks for constexpr among them)
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from dgl_heta_hifuse.layer_edges import LayerEdges
+
+log = logging.getLogger("dgl_heta")
 
 
 def sums(states: Tensor, edges: LayerEdges, op: str) -> Tensor:
@@ -55,7 +60,22 @@ def takes(values: Tensor, *others: Tensor) -> bool:
     everywhere as many numbers as 32 bits count."""
     return (type(values) in (Tensor, torch.nn.Parameter) and values.is_cuda
             and values.dtype in (torch.float32, torch.float64)
-            and all(x.numel() < 1 << 31 for x in (values, *others)))
+            and all(x.numel() < 1 << 31 for x in (values, *others))
+            and _works(values.device))
+
+
+@functools.cache
+def _works(device: torch.device) -> bool:
+    """Return whether Triton runs on a device: it compiles with the machine's C compiler."""
+    ends = torch.arange(2, device=device)
+    values = torch.zeros((1, 1), device=device)
+    try:
+        _sums[(1, 1)](values, ends[:1].int(), ends, torch.empty_like(values), 1, False, 1)
+    except Exception as error:  # whatever compilers and drivers raise
+        log.warning("Triton does not run on %s, so PyTorch's operators are used: %s", device,
+                    " ".join(str(error).split()) or type(error).__name__)
+        return False
+    return True
 
 
 @triton.jit

@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
                                      "plugins.merged": {"few": 0}},
     "merged, type by type": {"train.kernel": "merged", "model.dropout": 0.5, "model.reduce": "mean",
                              "model.layer_norm": True},
+    "merged, no seed": {"train.kernel": "merged", "train.global_batch_size": 35},  # of 36
     "ahead": AHEAD,
     "ahead, merged": {**AHEAD, "model.name": "rgat", "train.kernel": "merged"},
     "ahead, cached": {**AHEAD, "cache.policy": "clock", "cache.gate": False,
@@ -32,8 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sampled there": {"train.batches": "gpu", "model.name": "rgat",
                       "train.eval_fanouts": [-1, 2]},
 }
-TWO = ("merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type", "ahead, cached",
-       "sampled there")
+TWO = ("merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type",
+       "merged, no seed", "ahead, cached", "sampled there")
 """With two workers."""
 COUNTED = {"merged, rgcn": (87, 1), "merged, rgat": (161, 1), "merged, hgt": (400, 1),
            "merged, type by type": (162, 1)}

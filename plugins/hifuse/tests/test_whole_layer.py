@@ -212,3 +212,32 @@ def test_tiles_are_full_and_what_fills_them_counts_for_no_result() -> None:
     assert not any(count % TILE for count in (*edges.row_counts, *edges.edge_counts))
     real = edges.target[edges.row.long()] < edges.number
     assert int(real.sum()) == sum(len(e.indices) for e in block.edges)
+
+
+def doubled(made: HGNN) -> HGNN:
+    """Somebody's states in place of a layer's."""
+    made.layers[0].register_forward_hook(
+        lambda layer, given, states: states.__setitem__("a", 2 * states["a"]))
+    return made
+
+
+def updated(made: HGNN) -> HGNN:
+    """A method of one layer alone."""
+    made.layers[0].update = lambda ntype, aggregated, state: aggregated.tanh()
+    return made
+
+
+def hooked(made: HGNN) -> HGNN:
+    """A linear layer that does more than its weights."""
+    for linear in made.layers[0].queries.values():
+        linear.register_forward_hook(lambda linear, given, rows: 2 * rows)
+    return made
+
+
+@pytest.mark.parametrize(("layer", "change"), [
+    (RGCNLayer, doubled), (RGATLayer, updated), (HGTLayer, hooked)])
+def test_what_somebody_has_changed_in_a_model_counts(layer: type[HGNNLayer], change: Any) -> None:
+    got = outcome(change(model(layer, {})), batch().to(CPU))["out"]
+    use_kernel(TorchKernel())
+    want = outcome(change(model(layer, {})), batch())["out"]
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
