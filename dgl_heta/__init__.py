@@ -62,6 +62,10 @@ _LAZY = {
     "Edges": "dgl_heta.models",
     "HGNN": "dgl_heta.models",
     "HGNNLayer": "dgl_heta.models",
+    "HANLayer": "dgl_heta.models",
+    "HGTLayer": "dgl_heta.models",
+    "RGATLayer": "dgl_heta.models",
+    "RGCNLayer": "dgl_heta.models",
     "ModelSpec": "dgl_heta.models",
     "slot": "dgl_heta.models",
     "enable": "dgl_heta.distdgl.activate",
@@ -85,7 +89,9 @@ __all__ = [
     "EdgeArrays",
     "Edges",
     "GraphSource",
+    "HANLayer",
     "HGNNLayer",
+    "HGTLayer",
     "HetaError",
     "InputError",
     "InputReader",
@@ -105,6 +111,8 @@ __all__ = [
     "Plan",
     "Program",
     "Provider",
+    "RGATLayer",
+    "RGCNLayer",
     "Reader",
     "Relation",
     "RunLog",
@@ -171,7 +179,18 @@ if TYPE_CHECKING:
     )
     from dgl_heta.hooks.specs import hookimpl
     from dgl_heta.launch.jobs.from_python import open_partition, train
-    from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
+    from dgl_heta.models import (
+        HGNN,
+        BlockModel,
+        Edges,
+        HANLayer,
+        HGNNLayer,
+        HGTLayer,
+        ModelSpec,
+        RGATLayer,
+        RGCNLayer,
+        slot,
+    )
     from dgl_heta.partition.backends.metatree_backend import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph
     from dgl_heta.partition.request import AUTO, PartitionRequest, PartitionResult

@@ -82,6 +82,7 @@ _LAZY = {
     "InEdges": "dgl_heta.sampling.blocks",
     "Block": "dgl_heta.sampling.blocks",
     "MiniBatch": "dgl_heta.sampling.blocks",
+    "Relations": "dgl_heta.models",
     "RelationBlock": "dgl_heta.sampling.blocks",
     "head_width": "dgl_heta.models.rgat",
     # the terminal
@@ -98,16 +99,16 @@ _LAZY = {
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "DistributedModel",
     "GroupExchange", "InEdges", "Loader", "MiniBatch", "NodeShape", "Patch", "PatchTable",
-    "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "SettingsOptions", "Shape",
-    "StaticFeatures", "Traffic", "agrees", "changed", "check_archive", "check_file",
-    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
-    "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
-    "is_part_config", "kernel", "listing", "load_settings", "log_line", "make_request",
-    "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional", "out",
-    "part_tensor", "patch_all", "peak_rss_mb", "plain", "plugins", "prefetch", "print_json",
-    "progress", "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers",
-    "scratch_directory", "section_name", "state_of", "table", "worker_main",
-    "wrapper_for_any_graph", "write_atomic", "write_signed",
+    "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "Relations",
+    "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed",
+    "check_archive", "check_file", "check_room", "check_source", "config_name", "data_parallel",
+    "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes",
+    "init_workers", "initial_rows", "is_part_config", "kernel", "listing", "load_settings",
+    "log_line", "make_request", "nearest", "new_array", "new_directory", "new_rows",
+    "open_input", "optional", "out", "part_tensor", "patch_all", "peak_rss_mb", "plain",
+    "plugins", "prefetch", "print_json", "progress", "read_dgl_graph", "read_signed",
+    "replacing", "reserve", "run_workers", "scratch_directory", "section_name", "state_of",
+    "table", "worker_main", "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
+    from dgl_heta.models import Relations
     from dgl_heta.models.rgat import head_width
     from dgl_heta.partition.directory import is_part_config
     from dgl_heta.partition.graph_input import open_input

@@ -153,7 +153,7 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
          beside: Mapping[str | Relation, int] | None = None) -> None:
     """Print a plan with its costs, and draw it into a file; `beside` as for
     :func:`~dgl_heta.planning.cost.predict`."""
-    from dgl_heta.planning.cost import predict
+    from dgl_heta.planning.cost import predict, to_json
 
     costs = predict(plan, work, beside)
     if svg:
@@ -161,8 +161,7 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
 
         save_svg(plan, costs, svg)
     if as_json:
-        print_json({**plan.to_json(), "prediction": {
-            "workload": asdict(work), "partitions": [asdict(cost) for cost in costs]}})
+        print_json({**plan.to_json(), "prediction": to_json(work, costs)})
         return
     from dgl_heta.report.plan_terminal import terminal
 

@@ -115,6 +115,7 @@ class LearnableFeatures:
     ----------
     local : node type → table of those types that this worker has for itself.
     owned : table of the rows of shared types that this worker owns, type after type.
+    reads, updated : how often rows were read to train, and the read that was updated last.
     near : those tables of `local` that are on a GPU, if there are some.
     """
 
@@ -157,6 +158,7 @@ class LearnableFeatures:
         self._repeated = {t: np.full(counts[t], -1, np.int32) for t in repeated
                           if t in self.local}
         self._leaves: dict[str, Tensor] = {}
+        self.reads = self.updated = 0
         self._nodes: Mapping[str, np.ndarray] = {}
         self._step: _Step | None = None
 
@@ -188,6 +190,7 @@ class LearnableFeatures:
         leaves = {t: move(x, device).requires_grad_(train) for t, x in rows.items()}
         if train:  # what is read to evaluate leaves the gradients of a step that is not over alone
             self._nodes, self._leaves = nodes, leaves
+            self.reads += 1
         return leaves
 
     @property
@@ -218,6 +221,7 @@ class LearnableFeatures:
             unique, sums = sum_rows(self._step.asked, arrived.numpy(), self._slots)
             self.owned.update(unique, torch.from_numpy(sums), scale, self.adam)
         self._leaves, self._step = {}, None
+        self.updated = self.reads
 
     def _gradients(self, ntype: str) -> RowGradients:
         """The rows of a type that were read last, if they got gradients."""

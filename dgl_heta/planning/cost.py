@@ -5,8 +5,9 @@ A test compares the figures with what the store holds and what training counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning import traffic
@@ -118,3 +119,8 @@ def below_last(plan: Plan, work: Workload) -> dict[str, tuple[float, float]]:
             sent[ntype] = partials, traffic.common_ids(holders, reached / holders,
                                                        schema.node_counts[ntype])
     return sent
+
+
+def to_json(work: Workload, costs: Sequence[PartitionCost]) -> dict[str, Any]:
+    """The prediction as one JSON object, the field `prediction` of `--json`."""
+    return {"workload": asdict(work), "partitions": [asdict(c) for c in costs]}

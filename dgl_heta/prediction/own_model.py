@@ -48,7 +48,8 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192) -> 
     (target,) = part.plan.targets
     finish, width = head(module, target), module.heads[slot(target)].out_features
     merging = [m for m in module.modules() if isinstance(m, CrossRelation)]
-    exchanges, training = [m.exchange for m in merging], module.training
+    exchanges = [m.exchange for m in merging]
+    modes = {m: m.training for m in module.modules()}
     with ExitStack() as stack:
         own = "" if part.rank else str(stack.enter_context(
             scratch_directory(out.parent.resolve(), out.name)))
@@ -77,7 +78,8 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192) -> 
             Layerwise(part.store, part.plan.without_owners(), module, inputs, part.world, scratch,
                       chunk, lambda event: None).run(write)
         finally:
-            module.train(training)
+            for each, mode in modes.items():
+                each.training = mode
             for merge, exchange in zip(merging, exchanges):
                 merge.exchange = exchange
         rows.flush()

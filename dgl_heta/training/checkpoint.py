@@ -38,6 +38,10 @@ from dgl_heta.training.table_files import PARTS, mapped_tensors, write_tables, w
 log = logging.getLogger("dgl_heta")
 
 
+SET = ("group.", "rows.")
+"""How names of numbers begin that optimizers are set to: the same on all workers."""
+
+
 class Trained(Protocol):
     """What a worker trains: an engine, or the model of a loop of one's own."""
 
@@ -105,7 +109,10 @@ def load_checkpoint(engine: Trained, run_dir: Path, at: Position, identity: Iden
             engine.wrapped.load_state(_under("wrapper.", tensors))
             progress = _under("progress.", tensors)
         else:  # what dropout draws is for a worker's own seeds: no generator is gone on from
-            progress = {"totals": shards.totals(engine.rank, engine.world.size)} if at.step else {}
+            progress = {name: value for name, value in _under("progress.", tensors).items()
+                        if name.startswith(SET)}
+            if at.step:
+                progress["totals"] = shards.totals(engine.rank, engine.world.size)
         if at.step and (missing := {"totals", *["cpu"] * same} - progress.keys()):
             raise KeyError(*missing)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from dgl_heta.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from dgl_heta.training.checkpoint_files import positions
 from dgl_heta.training.loader import Batch
 from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
@@ -69,7 +71,8 @@ class DistributedModel(nn.Module):
         # In a list: parameters of what is wrapped are those of `module`.
         self._raf = [RafModule(module, part.group) if merged is None else merged]
         self.wrapped = GradientSync(self._raf[0], WrapContext(part.world, part.group, lambda: 0))
-        self._backward, self._last = BackwardEnd(), 0
+        self._backward, self._hooks = BackwardEnd(), list[Any]()
+        self._runs: set[Path] = set()
         self._before: list[Tensor | None] | None = None
         self._backward.actions.append(self._averaged)
 
@@ -82,6 +85,9 @@ class DistributedModel(nn.Module):
         if not isinstance(batch, Batch):
             raise InputError(f"a distributed model takes a batch of part.loader(…), not "
                              f"{type(batch).__name__}")
+        if batch.part is not self.part:
+            raise InputError("the batch is of another partition than the model; distribute the "
+                             "model on the partition whose loader gives its batches")
         train = self.begin()
         rows = batch.inputs(train)
         with self.precision():
@@ -109,20 +115,43 @@ class DistributedModel(nn.Module):
 
     def await_backward(self, outputs: Iterable[Tensor]) -> None:
         """Average gradients at the end of the backward pass that comes to these outputs."""
-        self._last = passed = self._last + 1
+        passed = self.part.learnable.reads
         for out in outputs:
             if out.requires_grad:
                 out.register_hook(lambda grad: self._heard(passed))
+        if not self._hooks:  # a loss may depend on parameters without the outputs, and before them
+            self._hooks = [p.register_hook(lambda grad: self._begun())
+                           for p in self.module.parameters() if p.requires_grad]
 
     def save(self, directory: str | Path, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Write a checkpoint after an epoch, and drop the ones before it.
 
-        Every worker writes its own shard, with its learnable rows and their moments. All call it.
+        Every worker writes its own shard, with its learnable rows and their moments, and the
+        numbers that the optimizers are set to (learning rates). All call it.
+
+        Parameters
+        ----------
+        directory : one that holds no checkpoints of others.
+        epoch : how many epochs have ended, from 1.
+
+        Raises
+        ------
+        InputError
+            The directory holds checkpoints that this model has neither written nor gone on from.
         """
-        run_dir = Path(directory)
+        run_dir, device = Path(directory), self.part.device
+        if epoch < 1:
+            raise InputError(f"epoch is {epoch}; give how many epochs have ended, from 1")
+        others = run_dir.resolve() not in self._runs and bool(positions(run_dir))
+        if any(self.part.world.all_gather_json(others, "control")):
+            raise InputError(f"{directory} holds checkpoints of another model; go on from them by "
+                             "model.resume, or give another directory")
+        self._runs.add(run_dir.resolve())
         run_dir.mkdir(parents=True, exist_ok=True)
         save_checkpoint(self._trained(optimizer), run_dir, Position(epoch), {}, self._identity(),
-                        generators(self.part.device))
+                        {**generators(device), **{
+                            name: torch.tensor(value, dtype=torch.float64)
+                            for name, (_, _, value) in self._numbers(optimizer).items()}})
 
     def resume(self, directory: str | Path, optimizer: torch.optim.Optimizer) -> int:
         """Go on from the last checkpoint of a directory; returns the epochs that it has, or 0 where
@@ -138,7 +167,23 @@ class DistributedModel(nn.Module):
         if any(at):
             _, states = load_checkpoint(trained, Path(directory), at, identity)
             set_generators(states, self.part.device)
+            for name, (where, key, value) in self._numbers(optimizer).items():
+                if name in states:
+                    where[key] = type(value)(states[name].item())
+            learnable = self.part.learnable
+            if "rows.lr" in states:
+                learnable.adam = replace(learnable.adam, lr=states["rows.lr"].item())
+        self._runs.add(Path(directory).resolve())
         return at.epoch
+
+    def _numbers(self, optimizer: torch.optim.Optimizer
+                 ) -> dict[str, tuple[dict[str, Any], str, float]]:
+        """What optimizers are set to: a name, where it stands, its value."""
+        rates = {"lr": self.part.learnable.adam.lr}
+        return {"rows.lr": (rates, "lr", rates["lr"]), **{
+            f"group.{i}.{key}": (group, key, value)
+            for i, group in enumerate(optimizer.param_groups)
+            for key, value in group.items() if isinstance(value, int | float)}}
 
     def _trained(self, optimizer: torch.optim.Optimizer) -> Trained:
         part = self.part
@@ -159,11 +204,19 @@ class DistributedModel(nn.Module):
         HetaError
             It is not the last one, so the rows that it read are others' now.
         """
-        if passed != self._last and self.part.learnable.counts:
+        learnable = self.part.learnable
+        if learnable.counts and passed != learnable.reads:
             raise HetaError("a backward pass through another batch than the last one: learnable "
                             "rows have the gradients of one batch at a time; call loss.backward() "
                             "before the next batch, and compute what needs none in "
                             "torch.no_grad()")
+        if learnable.counts and passed == learnable.updated:
+            raise HetaError("the row optimizer's step() came before the backward pass whose "
+                            "gradients it is to take; call it after loss.backward()")
+        self._begun()
+
+    def _begun(self) -> None:
+        """A backward pass is under way that comes to outputs or parameters."""
         if self._before is None:
             # What earlier passes have left is averaged already; it is added again afterwards.
             self._before = [p.grad for p in self.module.parameters()]
@@ -174,6 +227,9 @@ class DistributedModel(nn.Module):
     def _averaged(self) -> None:
         """At the end of a backward pass, before any optimizer's step."""
         before, self._before = self._before, None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         self.wrapped.after_backward()
         for parameter, grad in zip(self.module.parameters(), before or ()):
             if grad is not None:
@@ -197,6 +253,12 @@ def distribute(model: nn.Module, part: WorkerPartition) -> DistributedModel:
     InputError
         Several workers need each other in a step, and the model does not merge relations.
     """
+    norms = [name for name, m in model.named_modules()
+             if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if norms and isinstance(part, WorkerPartition) and part.world.size > 1:
+        raise InputError(f"'{norms[0]}' is {type(model.get_submodule(norms[0])).__name__}, whose "
+                         "statistics would be of the rows of one worker, not of the batch; use "
+                         "LayerNorm")
     if not isinstance(part, WorkerPartition):
         raise InputError(f"a partition is needed, not {type(part).__name__}; open one by "
                          "dgl_heta.open_partition(directory)")

@@ -37,7 +37,7 @@ class Batch:
 
     def __init__(self, part: WorkerPartition, mini: MiniBatch, step: NodeStep, source: Batches
                  ) -> None:
-        self._part, self._mini, self._source = part, mini, source
+        self.part, self._mini, self._source = part, mini, source
         self._sizes = {t: len(nodes) for t, nodes in step.nodes.items()}
         self.blocks: list[Block] = mini.blocks
         self.input_nodes, self.seeds = mini.input_nodes, mini.own_seeds
@@ -45,7 +45,7 @@ class Batch:
     @cached_property
     def labels(self) -> dict[str, Tensor]:
         """The labels of the own seeds, per target type, on the model's device."""
-        return {t: move(torch.from_numpy(self._part.labels(t).rows(ids)), self._part.device)
+        return {t: move(torch.from_numpy(self.part.labels(t).rows(ids)), self.part.device)
                 for t, ids in self.seeds.items()}
 
     def inputs(self, train: bool) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ class Batch:
         HetaError
             Learnable rows of an earlier batch have gradients that no step has taken.
         """
-        if train and self._part.learnable.pending:
+        if train and self.part.learnable.pending:
             raise HetaError("learnable rows of the batch before have gradients that nothing took; "
                             "call step() of part.row_optimizer() after each backward pass")
         return self._source.rows(self._mini, train)
@@ -80,11 +80,11 @@ class Batch:
         if ntype not in self._sizes:
             raise InputError(f"a batch has seeds of {listing(self._sizes)}; say of which the "
                              "losses are, as in batch.mean(losses, 'paper')")
-        if len(losses) != len(self.seeds[ntype]):
-            raise InputError(f"{len(losses)} losses for {len(self.seeds[ntype])} own "
+        if losses.dim() == 0 or len(losses) != len(self.seeds[ntype]):
+            raise InputError(f"{losses.numel()} losses for {len(self.seeds[ntype])} own "
                              f"seeds of '{ntype}'; give one for each (reduction='none')")
         each = losses[0].numel() if len(losses) else max(losses[:0].numel(), 1)
-        return losses.sum() * (self._part.world.size / max(self._sizes[ntype] * each, 1))
+        return losses.sum() * (self.part.world.size / max(self._sizes[ntype] * each, 1))
 
     def mini_batch(self) -> MiniBatch:
         """The batch as models of this package take it."""
@@ -111,11 +111,12 @@ class Loader:
             raise InputError(f"{several(len(fanouts), 'fanout')} for a partition of "
                              f"{several(part.plan.hops, 'hop')}; give one for each layer of the "
                              "model, and partition for as many (--hops)")
+        fanouts = [f.item() if isinstance(f, np.integer) else f for f in fanouts]
         if any(not isinstance(f, int) or f < -1 or f == 0 for f in fanouts):
             raise InputError(f"fanouts are {list(fanouts)}; each must be a number of edges, or -1 "
                              "for all")
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 at least")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; it must be a whole number, 1 at least")
         self._size = batch_size * part.world.size
         _same(part, {
             "seeds": {t: [len(ids), zlib.crc32(np.ascontiguousarray(ids).data)]

@@ -102,7 +102,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     overrides = [settings] if isinstance(settings, str) else [*settings]
     opened, chosen, registry = open_for(str(directory), Path(config) if config else None, overrides,
                                         plugins())
-    if opened.task is None and chosen.task.targets is None and opened.plan is not None:
+    if chosen.task.targets is None and not chosen.task.relation and opened.plan is not None:
         task = chosen.task.model_copy(update={"targets": list(opened.plan.targets)})
         chosen = chosen.model_copy(update={"task": task})
     plan, store, train = plan_for(opened, chosen, registry), opened.store, chosen.train

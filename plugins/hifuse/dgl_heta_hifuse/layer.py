@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dgl_heta.models import Edges, HGNNLayer, HGTLayer, Relations, RGATLayer, RGCNLayer
-from dgl_heta.models.spec import slot
+from dgl_heta import Edges, HGNNLayer, HGTLayer, RGATLayer, RGCNLayer, slot
 from dgl_heta.nn import CrossRelation, CrossSoftmax, Joined
+from dgl_heta.tools import Relations
 from dgl_heta_hifuse import layer_functions as f
 from dgl_heta_hifuse.kernel import is_autocast
 from dgl_heta_hifuse.layer_edges import TILE, LayerEdges

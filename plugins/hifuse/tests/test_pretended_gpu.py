@@ -36,8 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
 TWO = ("merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type",
        "merged, no seed", "ahead, cached", "sampled there")
 """With two workers."""
-COUNTED = {"merged, rgcn": (87, 1), "merged, rgat": (161, 1), "merged, hgt": (400, 1),
-           "merged, type by type": (162, 1)}
+COUNTED = {"merged, rgcn": (102, 1), "merged, rgat": (172, 1), "merged, hgt": (400, 1),
+           "merged, type by type": (177, 1)}
 """Kernels and waits of the host in a step of one worker, as measured with torch 2.2."""
 
 
@@ -55,7 +55,7 @@ def test_it_trains_and_predicts_as_on_the_cpu(results: Results, parts: int, name
         assert got[name]["device"].startswith("cuda")
         assert not got[name]["problems"]
         for key in ("losses", "predicted"):
-            assert got[name][key] == pytest.approx(want[name][key], rel=1e-9, abs=1e-9)
+            assert got[name][key] == pytest.approx(want[name][key], rel=1e-9, abs=1e-9, nan_ok=True)
         assert got[name]["told"] == want[name]["told"]
 
 
