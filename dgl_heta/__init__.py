@@ -22,7 +22,7 @@ _LAZY = {
     "Task": "dgl_heta.graph.source",
     "Store": "dgl_heta.store",
     "write_store": "dgl_heta.store",
-    "BatchSource": "dgl_heta.hooks.protocols",
+    "BatchSource": "dgl_heta.hooks.batch_protocol",
     "CachePolicy": "dgl_heta.hooks.protocols",
     "Command": "dgl_heta.hooks.protocols",
     "Cutter": "dgl_heta.hooks.cutter_protocol",
@@ -40,7 +40,7 @@ _LAZY = {
     "Provider": "dgl_heta.hooks.provider",
     "Reader": "dgl_heta.hooks.protocols",
     "RunLog": "dgl_heta.hooks.protocols",
-    "Stage": "dgl_heta.hooks.protocols",
+    "Stage": "dgl_heta.hooks.batch_protocol",
     "WrapContext": "dgl_heta.hooks.protocols",
     "WrappedModule": "dgl_heta.hooks.protocols",
     "MetatreeBackend": "dgl_heta.partition.backends.metatree_backend",
@@ -154,10 +154,10 @@ if TYPE_CHECKING:
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+    from dgl_heta.hooks.batch_protocol import BatchSource, Stage
     from dgl_heta.hooks.cutter_protocol import Cutter
     from dgl_heta.hooks.kernel_protocol import Kernel
     from dgl_heta.hooks.protocols import (
-        BatchSource,
         CachePolicy,
         Command,
         Dataset,
@@ -173,7 +173,6 @@ if TYPE_CHECKING:
         Provider,
         Reader,
         RunLog,
-        Stage,
         WrapContext,
         WrappedModule,
     )

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from dgl_heta.distdgl.groups import Groups
+from dgl_heta.hooks.batch_protocol import BatchSource
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.hooks.protocols import BatchSource
 from dgl_heta.settings import Settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dgl_heta.hooks.protocols import Batch, BatchSource
+from dgl_heta.hooks.batch_protocol import Batch, BatchSource
 
 
 class OnDemand(BatchSource):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dgl_heta.hooks.protocols import BatchSource, Stage
+from dgl_heta.hooks.batch_protocol import BatchSource, Stage
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Making:
     Parameters
     ----------
     stages : name → what it does, the first one given the number of a step, the others what the one
-        before returned. See :class:`dgl_heta.hooks.protocols.Stage`.
+        before returned. See :class:`dgl_heta.hooks.batch_protocol.Stage`.
 
     Attributes
     ----------

@@ -105,7 +105,8 @@ class Loader:
                  ) -> None:
         self._part, self._epoch = part, 1
         self._ids = _ids(part, seeds)
-        self._shuffle = seeds == "train" if shuffle is None else shuffle
+        named = isinstance(seeds, str) and seeds == "train"
+        self._shuffle = named if shuffle is None else shuffle
         self._seed = part.settings.train.seed if seed is None else seed
         if len(fanouts) != part.plan.hops:
             raise InputError(f"{several(len(fanouts), 'fanout')} for a partition of "

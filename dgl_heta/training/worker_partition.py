@@ -21,8 +21,9 @@ from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.graph.labels import NodeLabels
+from dgl_heta.hooks.batch_protocol import BatchSource
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.hooks.protocols import BatchSource, InputReader
+from dgl_heta.hooks.protocols import InputReader
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.sampler import NeighborSampler

@@ -126,7 +126,7 @@ def test_batches_sampled_ahead_of_time_on_threads_are_the_same(
 def test_a_source_that_gives_too_few_batches_is_named(store: Path, tmp_path: Path, install) -> None:
     install("stingy", """
         from dgl_heta import hookimpl
-        from dgl_heta.hooks.protocols import BatchSource
+        from dgl_heta.hooks.batch_protocol import BatchSource
 
         class Stingy(BatchSource):
             name = "stingy"

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from dgl_heta import hookimpl
-from dgl_heta.hooks.protocols import Batch, BatchSource
+from dgl_heta.hooks.batch_protocol import Batch, BatchSource
 
 
 class PrefetchingSettings(BaseModel):
