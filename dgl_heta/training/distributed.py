@@ -169,7 +169,8 @@ class DistributedModel(nn.Module):
             set_generators(states, self.part.device)
             for name, (where, key, value) in self._numbers(optimizer).items():
                 if name in states:
-                    where[key] = type(value)(states[name].item())
+                    number = states[name].item()
+                    where[key] = bool(number) if isinstance(value, bool) else number
             learnable = self.part.learnable
             if "rows.lr" in states:
                 learnable.adam = replace(learnable.adam, lr=states["rows.lr"].item())

@@ -69,7 +69,8 @@ for epoch in range(done + 1, given["epochs"] + 1):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Partitions of one graph, `1` to `3` of full replication, and `cut`, of none."""
+    """Partitions of one graph, `1` to `3` of full replication, `cut`, of none, and `two`,
+    for two targets."""
     place = tmp_path_factory.mktemp("parts")
     write_store(academic(papers=120), place / "store")
     store = Store(place / "store")
@@ -77,6 +78,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_partition(store, make_plan(store.schema, ["paper"], 2, count), place / str(count))
     cut = plan_without_replication(store.schema, ["paper"], 2, 2, deal_pieces(True), "test")
     write_partition(store, cut, place / "cut")
+    write_partition(store, make_plan(store.schema, ["paper", "author"], 2, 1), place / "two")
     return place
 
 
@@ -130,6 +132,7 @@ def test_another_number_of_workers_goes_on_from_a_checkpoint(
 
 WRONG = """
 import json, os, sys
+import numpy as np
 import torch
 import dgl_heta
 from dgl_heta.errors import HetaError
@@ -175,6 +178,31 @@ def both():
     (model(first)["paper"].sum() + model(second)["paper"].sum()).backward()
 
 
+def several():
+    two = dgl_heta.open_partition(given["part"] + "/../two", given["settings"])
+    (batch,) = two.loader({"paper": np.arange(9), "author": torch.arange(5)}, [3, 3])
+    batch.mean(torch.zeros(5), "author")
+    batch.mean(torch.zeros(9))
+
+
+def apart():
+    other = dgl_heta.open_partition(given["part"], given["settings"])
+    model(next(iter(other.loader("val", [3, 3]))))
+
+
+def both_models():
+    part.row_optimizer().step()
+    batch = next(iter(part.loader("train", [3, 3], batch_size=30)))
+    sum(dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)(batch)["paper"].sum()
+        for _ in range(2)).backward()
+
+
+def others():
+    for lr in (0.5, 0.25):
+        made = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
+        made.save(given["save"], torch.optim.SGD(made.parameters(), lr), 1)
+
+
 batch = next(iter(part.loader("train", [3, 3], batch_size=30)))
 print(json.dumps({
     "hops": message(loader(fanouts=[3])), "fanout": message(loader(fanouts=[3, 0])),
@@ -190,6 +218,8 @@ print(json.dumps({
     "type": message(lambda: batch.mean(torch.zeros(30), "author")),
     "batch": message(lambda: model(batch.mini_batch())),
     "data": message(lambda: dgl_heta.open_partition({"paper": 1})),
+    "several": message(several), "apart": message(apart), "both_models": message(both_models),
+    "others": message(others),
     "store": message(lambda: dgl_heta.open_partition(given["part"] + "/../store")),
     "partition": message(lambda: dgl_heta.distribute(model.module, given["part"])),
     "lr": message(lambda: part.row_optimizer(lr=0)),
@@ -212,6 +242,10 @@ SAID = {
     "save": "epoch is 0; give how many epochs have ended, from 1",
     "none": "no error",
     "both": "a backward pass through another batch than the last one",
+    "several": "a batch has seeds of author, paper; say of which the losses are",
+    "apart": "the batch is of another partition than the model",
+    "both_models": "a backward pass through another batch than the last one",
+    "others": "holds checkpoints of another model; go on from them by model.resume",
     "losses": "3 losses for 30 own seeds of 'paper'; give one for each (reduction='none')",
     "type": "a batch has seeds of paper; say of which the losses are",
     "batch": "takes a batch of part.loader(…), not MiniBatch",
@@ -222,8 +256,8 @@ SAID = {
 }
 
 
-def test_what_is_wrong_in_a_loop_is_said_in_a_line(parts: Path) -> None:
-    (said,) = scores(WRONG, parts / "1", 1)
+def test_what_is_wrong_in_a_loop_is_said_in_a_line(parts: Path, tmp_path: Path) -> None:
+    (said,) = scores(WRONG, parts / "1", 1, save=tmp_path / "run")
     wrong = {name: said[name] for name, text in SAID.items()
              if text not in said[name] or "\n" in said[name]}
     assert not wrong
@@ -255,6 +289,7 @@ def test_one_process_cannot_open_a_partition_of_two(parts: Path) -> None:
 
 ACCUMULATED = """
 import json, os, sys
+import numpy as np
 import torch
 import dgl_heta
 from dgl_heta.models import HGNN, RGCNLayer
@@ -296,18 +331,38 @@ assert others[0] == others[-1]
 if part.rank == 0:
     print(json.dumps(others[0]), flush=True)
 
+# What optimizers are set to goes on with a checkpoint, also on another number of workers.
+optimizer, schedule = torch.optim.Adam(model.parameters(), lr=0.125), part.row_optimizer(0.25)
+model.save(given["save"] + "-run", optimizer, 1)
+optimizer.param_groups[0]["lr"], schedule.lr = 1, 1
+assert model.resume(given["save"] + "-run", optimizer) == 1
+assert (optimizer.param_groups[0]["lr"], schedule.lr) == (0.125, 0.25)
+
+class Normed(HGNN):
+    def __init__(self):
+        super().__init__(part.spec(), RGCNLayer)
+        self.norm = torch.nn.BatchNorm1d(8)
+
+try:
+    dgl_heta.distribute(Normed(), part)
+    assert part.world.size == 1
+except dgl_heta.InputError as error:
+    assert part.world.size == 2 and "'norm' is BatchNorm1d" in str(error)
+
+model.module.layers[0].eval()
 rows = dgl_heta.predict_all(model, given["save"], chunk=50)
+assert [layer.training for layer in model.module.layers] == [False, True]
 with torch.no_grad():
-    for batch in part.loader(range(120), [-1, -1], batch_size=50):
+    for batch in part.loader(np.arange(120), [-1, -1], batch_size=50):
         there = torch.from_numpy(rows[batch.seeds["paper"]])
         assert (model(batch)["paper"] - there).abs().max() < 1e-12
 print(json.dumps(rows.shape), flush=True)
 """
 
 
-def test_gradients_of_two_passes_add_up_and_all_nodes_are_predicted(parts: Path, tmp_path: Path
-                                                                    ) -> None:
-    """Those of the first are averaged once, whoever has them; layer by layer is as by batches."""
+def test_what_else_a_loop_does_is_the_same_on_two_workers(parts: Path, tmp_path: Path) -> None:
+    """Gradients of several passes add up, those of parameters apart from the outputs are whole;
+    checkpoints have learning rates; layer by layer is as by batches."""
     norms = []
     for workers in (1, 2):
         got = scores(ACCUMULATED, parts / str(workers), workers, save=tmp_path / f"{workers}.npy")
