@@ -46,9 +46,9 @@ COUNTED = {
     "merged": {"rgcn": (232.5, 6.3, 9.2, 1.9, 6.3, 1.2, 0.0, 1.3),
                "rgat": (215.0, 25.4, 58.5, 14.2, 9.2, 13.5, 0.0, 0.8),
                "hgt": (588.6, 39.2, 120.9, 10.9, 18.6, 14.9, 0.0, 1.2)}}
-"""Kernel → model → what tests/support/gpu_coefficients.py counted: kernels, and kernels for each
-relation that is run; bytes that they read and write, by bytes of messages, of the rows at both ends
-of relations and of input rows; the same of bytes that a step holds."""
+"""Kernel → model → what tests/support/pretended/coefficients.py counted: kernels, and kernels for
+each relation that is run; bytes that they read and write, by bytes of messages, of the rows at both
+ends of relations and of input rows; the same of bytes that a step holds."""
 
 
 def check(gpu: Gpu, settings: Settings) -> None:

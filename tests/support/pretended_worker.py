@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo  # (every optimizer imports it, which takes seconds)
-from torch import Tensor, nn
+from torch import Tensor
 
 from dgl_heta import Edges, HGNNLayer, ModelSpec
 from dgl_heta.cache.visit_profile import hardware
@@ -42,8 +42,9 @@ from dgl_heta.training.tasks import resolve
 from tests.support.copies import copies, within
 from tests.support.exact_worker import deal_pieces, delegating, fork_all
 from tests.support.graphs import academic, with_tasks
-from tests.support.pretended import device, pretend
+from tests.support.pretended import pretend
 from tests.support.pretended.counts import COUNTS
+from tests.support.pretended.engines import let_merged_take_them
 from tests.support.waiting import PATIENCE
 
 GPUS = "0,1"
@@ -212,10 +213,7 @@ def work(job: dict[str, Any]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = job["visible"][int(rank)]
     with contextlib.nullcontext() if REAL or job["device"] == "cpu" else pretend():
         if job["guests"] and not REAL:
-            from dgl_heta_hifuse import kernel  # which asks for the tensors of nobody's class
-
-            kernel._plain = lambda tensors: all(
-                type(x) in (Tensor, nn.Parameter, device.OnDevice) for x in kernel._each(tensors))
+            let_merged_take_them()
         for name, base in job["cases"].items():
             base["train"]["device"] = job["device"]
             COUNTS.problems.clear()

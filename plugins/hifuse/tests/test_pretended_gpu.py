@@ -76,7 +76,7 @@ def test_a_step_launches_and_waits_no_more_than_this(results: Results, name: str
 @pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None,
                     reason="PyTorch Geometric, whose layers are counted, is not installed")
 def test_of_64_relations_no_more_kernels_than_a_fifth_above_pygs(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "tests.support.pretended_counts", "--graphs",
+    subprocess.run([sys.executable, "-m", "tests.support.pretended.layer_counts", "--graphs",
                     "synthetic-freebase:scale=0.01", "--models", "rgcn", "rgat", "--kernels",
                     "merged", "--json", str(tmp_path / "counts")],
                    cwd=ROOT, check=True, timeout=PATIENCE)

@@ -21,14 +21,11 @@ from typing import Any
 
 from torch import Tensor
 
-from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.settings import load_settings
-from dgl_heta.training import caches
-from dgl_heta.training.setup import build_engine
 from tests.support.pretended import pretend
 from tests.support.pretended.counts import COUNTS
+from tests.support.pretended.engines import engine_of
 
 
 def main() -> None:
@@ -47,11 +44,8 @@ def main() -> None:
 
 def _train(args: argparse.Namespace, scratch: Path) -> None:
     store, plan = open_partition(args.partition)
-    settings = load_settings(None, [f"train.device={args.device}", "run.prove=off",
-                                    *args.settings], {})
-    plugins = Plugins().configured(settings)
-    engine = build_engine(store, plan, settings, plugins, scratch)
-    caches.attach(engine, plugins, scratch / "profiles")
+    engine = engine_of(store, f"train.device={args.device}", *args.settings, plan=plan,
+                       scratch=scratch)
     read: Counter[str] = Counter()
     spent: Counter[str] = Counter()
     inputs = engine.inputs
@@ -62,7 +56,8 @@ def _train(args: argparse.Namespace, scratch: Path) -> None:
 
     engine.inputs = counted  # type: ignore[method-assign]
     for of, name in ((engine.static, "read"), (engine.learnable, "read"),
-                     (engine.learnable, "update"), (engine, "_batch"), (engine, "train_step")):
+                     (engine.learnable, "update"), (engine.loading, "sampled"),
+                     (engine, "train_step")):
         setattr(of, name, _timed(getattr(of, name), f"{type(of).__name__}.{name}", spent))
     for first in (True, False):  # the first step compiles
         engine.start_epoch(1)

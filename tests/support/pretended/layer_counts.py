@@ -1,6 +1,6 @@
 """Kernels and waits of a step on the pretended device, by graph, model and kernel, as a table.
 
-    python -m tests.support.pretended_counts [--graphs synthetic-mag:scale=0.1 …]
+    python -m tests.support.pretended.layer_counts [--graphs synthetic-mag:scale=0.1 …]
 
 A step of one worker with default settings (1,024 seeds, fanouts 25 and 20, 64 wide), the second
 one; *f + b* is forward, loss and backward. Beside it forward, loss and backward of PyTorch
@@ -24,17 +24,12 @@ os.environ |= {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.hooks.manager import Plugins
-from dgl_heta.partition.graph_input import open_input
-from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.settings import load_settings
-from dgl_heta.store import Store, write_store
-from dgl_heta.training.caches import attach
+from dgl_heta.store import Store
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.setup import build_engine
-from tests.support.pretended import device, pretend
+from tests.support.pretended import pretend
 from tests.support.pretended.counts import COUNTS
+from tests.support.pretended.engines import engine_of, let_merged_take_them, written
 
 GRAPHS = ("synthetic-mag:scale=0.1", "synthetic-freebase:scale=0.05")
 PYG = {"rgcn": "FastRGCNConv", "rgat": "RGATConv"}
@@ -120,21 +115,10 @@ def of_step(engine: Engine) -> dict[str, Any]:
 
 def counted(store: Store, model: str, kernels: list[str]) -> dict[str, Any]:
     """Counts by kernel, and of PyG's layers."""
-    task, found = store.manifest.task, dict[str, Any]()
-    assert task is not None
-    plan = make_plan(store.schema, [task.target], 2, 1)
-
-    def engine(*changes: str) -> Engine:
-        made = build_engine(store, plan, load_settings(None, [
-            f"model.name={model}", "train.threads=1", "run.prove=off", "train.device=cuda",
-            *changes], {}), Plugins())
-        attach(made, Plugins(), None)
-        made.start_epoch(1)
-        return made
-
-    for kernel in kernels:
-        found[kernel] = of_step(engine(f"train.kernel={kernel}"))
-    few = engine("train.batch_size=32")
+    name = f"model.name={model}"
+    found: dict[str, Any] = {kernel: of_step(engine_of(store, name, f"train.kernel={kernel}"))
+                             for kernel in kernels}
+    few = engine_of(store, name, "train.batch_size=32")
     first = few.steps("train", 1)[0]
     found["pyg"] = of_pyg(model, few, few.loading.sampled(few._sampler, first, 0))
     return found
@@ -150,19 +134,13 @@ def main() -> None:
     chosen = parser.parse_args()
     if importlib.util.find_spec("torch_geometric") is not None:
         import torch_geometric.nn  # noqa: F401  # asks PyTorch what its CUDA is, which is not there
-    import dgl_heta_hifuse.kernel as plugin  # which asks for the tensors of nobody's class
-
-    plugin._plain = lambda tensors: all(
-        type(x) in (Tensor, nn.Parameter, device.OnDevice) for x in plugin._each(tensors))
+    let_merged_take_them()
     everything = []
     print("| graph | model | kernel | step: kernels | waits | f + b: kernels | waits | PyG's "
           "layers, f + b |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
     with pretend(), tempfile.TemporaryDirectory() as path:
         for number, graph in enumerate(chosen.graphs):
-            source = open_input(graph, Plugins()).source
-            assert source is not None, f"{graph} is not the name of a data set"
-            write_store(source, Path(path) / str(number))
-            store = Store(Path(path) / str(number))
+            store = written(graph, Path(path) / str(number))
             for model in chosen.models:
                 found = counted(store, model, chosen.kernels)
                 everything.append({"graph": graph, "model": model, **found})

@@ -1,6 +1,6 @@
 """Kernels of a training step, the bytes that they move and hold, on a GPU that is pretended.
 
-    python -m tests.support.gpu_coefficients                                    # five minutes
+    python -m tests.support.pretended.coefficients                                 # five minutes
 
 One worker, two layers, the second step of each graph, model and kernel. By model and kernel
 
@@ -26,15 +26,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dgl_heta.hooks.manager import Plugins
-from dgl_heta.partition.graph_input import open_input
 from dgl_heta.planning.gpu import COUNTED
-from dgl_heta.planning.making import make_plan
-from dgl_heta.settings import load_settings
-from dgl_heta.store import Store, write_store
-from dgl_heta.training.setup import build_engine
+from dgl_heta.store import Store
 from tests.support.pretended import device, pretend, streams
 from tests.support.pretended.counts import COUNTS
+from tests.support.pretended.engines import engine_of, let_merged_take_them, written
 
 GRAPHS = ("mag:scale=0.02", "igb-het:scale=0.001", "donor:scale=0.02", "freebase:scale=0.02",
           "am:scale=0.1")
@@ -48,16 +44,15 @@ def main() -> None:
     graphs, found = parser.parse_args().graphs, []
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     moved = Moved()
+    let_merged_take_them()
     with pretend():
         for graph in graphs:
             with tempfile.TemporaryDirectory() as path:
-                source = open_input(f"synthetic-{graph}", Plugins()).source
-                assert source is not None
-                write_store(source, Path(path, "store"))
+                store = written(f"synthetic-{graph}", Path(path, "store"))
                 for kernel, models in COUNTED.items():
                     for model in models:
-                        found.append({"graph": graph, "model": model, "kernel": kernel, **counted(
-                            Store(Path(path, "store")), model, kernel, moved)})
+                        found.append({"graph": graph, "model": model, "kernel": kernel,
+                                      **counted(store, model, kernel, moved)})
                         if len(found) == 1:
                             heading(found[0])
                         print("|", " | ".join(map(str, found[-1].values())), "|", flush=True)
@@ -109,14 +104,7 @@ class Moved:
 
 def counted(store: Store, model: str, kernel: str, moved: Moved) -> dict[str, int]:
     """What a step runs and reads, and its kernels, waits and bytes."""
-    task = store.manifest.task
-    assert task is not None
-    plan = make_plan(store.schema, [task.target], 2, 1)
-    settings = load_settings(None, [
-        f"model.name={model}", f"train.kernel={kernel}", "train.device=cuda", "train.threads=1",
-        "run.prove=off"], {})
-    engine = build_engine(store, plan, settings, Plugins().configured(settings))
-    engine.start_epoch(1)
+    engine = engine_of(store, f"model.name={model}", f"train.kernel={kernel}")
     steps = engine.steps("train", 1)
     for number in range(2):
         gc.collect()  # what engines before held
@@ -127,7 +115,7 @@ def counted(store: Store, model: str, kernel: str, moved: Moved) -> dict[str, in
         engine.train_step(step, batch)
     if COUNTS.problems:
         raise SystemExit(f"the pretended device refused: {COUNTS.problems}")
-    row, run = 4 * settings.model.hidden, [(block, part) for block in batch.blocks
+    row, run = 4 * engine.settings.model.hidden, [(block, part) for block in batch.blocks
                                            for part in block.edges]
     return {"run": len(run), "edges": (edges := sum(len(part.indices) for _, part in run)),
             "messages": edges * row, "ends": sum(
