@@ -40,15 +40,17 @@ without TF32 (PyTorch's default), to the host one way of PCIe x16 (Gen4, Gen5)."
 REACHED = {"memory": 0.7, "host": 0.8, "products": 0.5}
 """Shares of the bandwidths and of the peak that are reached: assumptions."""
 COUNTED = {
-    "fused": {"rgcn": (77.8, 21.8, 8.8, 7.1, 4.4, 1.1, 0.0, 1.3),
-              "rgat": (98.1, 78.3, 57.1, 18.3, 7.0, 7.1, 0.1, 1.5),
-              "hgt": (243.1, 103.5, 116.6, 16.4, 14.9, 11.2, 0.2, 1.8)},
-    "merged": {"rgcn": (232.5, 6.3, 9.2, 1.9, 6.3, 1.2, 0.0, 1.3),
-               "rgat": (215.0, 25.4, 58.5, 14.2, 9.2, 13.5, 0.0, 0.8),
-               "hgt": (588.6, 39.2, 120.9, 10.9, 18.6, 14.9, 0.0, 1.2)}}
+    "fused": {"rgcn": (85.8, 21.8, 10.4, 12.8, 3.0, 1.3, 0.4, 1.1),
+              "rgat": (106.1, 78.3, 59.0, 24.0, 5.1, 7.5, 0.2, 1.3),
+              "hgt": (250.0, 103.6, 118.9, 22.0, 12.8, 11.6, 0.3, 1.7)},
+    "merged": {"rgcn": (99.8, 0.0, 12.6, 7.7, 4.4, 1.2, 0.4, 1.2),
+               "rgat": (170.0, 0.0, 48.1, 9.1, 7.0, 7.0, 0.5, 1.4),
+               "hgt": (418.3, 0.1, 64.1, 11.5, 12.1, 10.7, 0.4, 0.9)}}
 """Kernel → model → what tests/support/pretended/coefficients.py counted: kernels, and kernels for
 each relation that is run; bytes that they read and write, by bytes of messages, of the rows at both
 ends of relations and of input rows; the same of bytes that a step holds."""
+EDGE_BYTES = {"fused": 4, "merged": 12}
+"""Kernel → bytes of an edge that are copied to the GPU."""
 
 
 def check(gpu: Gpu, settings: Settings) -> None:
@@ -93,8 +95,9 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     mixed = gpu.bf16_tflops if settings.train.autocast == "bfloat16" else None
     memory, host, peak = map(mul, REACHED.values(), (
         gpu.memory_bandwidth * 1e9, gpu.host_bandwidth * 1e9, (mixed or gpu.tflops) * 1e12))
+    sent = EDGE_BYTES[settings.train.kernel] * edges
     stages = {"sample": cpu["edge"] * edges + cpu["gathered"] * fetched,
-              "up": (fetched + 4 * edges) / host, "launch": kernels * gpu.launch_us * 1e-6,
+              "up": (fetched + sent) / host, "launch": kernels * gpu.launch_us * 1e-6,
               "memory": moved / memory, "products": 3 * load.work["flop"] / peak,  # backward: 2
               "down": trained / host + cpu["updated"] * trained, "exchange": exchange}
     seconds = sum(stages.values())
