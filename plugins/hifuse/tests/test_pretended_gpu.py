@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dgl_heta.planning import gpu as planned
 from tests.support.plugins import ROOT
 from tests.support.pretended_worker import Results, asked, trained
 from tests.support.waiting import PATIENCE
@@ -85,3 +86,10 @@ def test_of_64_relations_no_more_kernels_than_a_fifth_above_pygs(tmp_path: Path)
         assert not found["merged"]["problems"]
         assert kernels <= 1.2 * found["pyg"][0], found
         assert waits <= 3
+
+
+@pytest.mark.parametrize("model", planned.COUNTED["merged"])
+def test_plans_forecast_these_kernels(model: str) -> None:
+    """`dgl-heta plan --cluster` counts with lines through several graphs."""
+    assert planned.COUNTED["merged"][model][0] == pytest.approx(
+        COUNTED[f"merged, {model}"][0], rel=0.1)
