@@ -8,6 +8,7 @@ workers there were.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,16 +54,26 @@ def note_name(rank: int) -> str:
 
 def positions(run_dir: Path) -> list[Position]:
     """The positions of which any worker's note is there, in order."""
-    names = {note.parent.name for note in (run_dir / "checkpoints").glob("epoch-*/complete-*.json")}
-    matches = (re.fullmatch(r"epoch-(\d+)(?:-step-(\d+))?", name) for name in names)
-    return sorted(Position(*(int(number or 0) for number in match.groups()))
-                  for match in matches if match)
+    matches = (re.fullmatch(r"epoch-(\d+)(?:-step-(\d+))?", name)
+               for name in _names(run_dir / "checkpoints"))
+    found = (Position(*(int(number or 0) for number in match.groups()))
+             for match in matches if match)
+    return sorted(at for at in found if ranks_of(run_dir, at))
 
 
 def ranks_of(run_dir: Path, at: Position) -> list[int]:
     """The workers whose notes of a checkpoint are there, in order."""
-    return sorted(int(match[1]) for note in folder_of(run_dir, at).glob("complete-*.json")
-                  if (match := re.fullmatch(r"complete-(\d+)\.json", note.name)))
+    return sorted(int(match[1]) for name in _names(folder_of(run_dir, at))
+                  if (match := re.fullmatch(r"complete-(\d+)\.json", name)))
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder: nothing where it is not there, or not any more. The first worker removes
+    what is superseded while others look."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def read_note(run_dir: Path, at: Position, rank: int) -> dict[str, Any]:

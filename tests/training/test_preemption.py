@@ -23,8 +23,8 @@ SETTINGS = ["partition.parts=2", "model.hidden=8", "model.dropout=0.5", "train.f
 
 def train(graph: Path, run_dir: Path, *more: str, **env: str) -> str:
     done = subprocess.run(
-        [warm.python(), "-m", "dgl_heta", "train", graph, "--run-dir", run_dir, *more,
-         *(word for setting in SETTINGS for word in ("--set", setting))],
+        [warm.python(), "-m", "dgl_heta", "train", graph, "--run-dir", run_dir,
+         *(word for setting in SETTINGS for word in ("--set", setting)), *more],
         capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **env})
     assert done.returncode == 0, done.stderr
     return done.stderr

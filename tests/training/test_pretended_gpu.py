@@ -32,9 +32,9 @@ ONE: dict[str, dict[str, Any]] = {
     ENDED: {"model.dropout": 0.5, "train.batch_size": 8},
     "minima, operators of torch": {"model.aggregate": "min", "train.kernel": "torch"},
     **{f"cache {policy}": {**CACHED, "cache.policy": policy}
-       for policy in ("hotness", "degree", "fifo")},
-    "cache miss_penalty": {**CACHED, "cache.policy": "miss_penalty",
-                           "cache.capacity_mb": 0.012},  # of two tables one is whole there
+       for policy in ("hotness", "degree", "fifo", "miss_penalty")},
+    # The seconds of reads, which other policies weigh by, differ from run to run.
+    "of two tables one cached": {**CACHED, "cache.policy": "hotness", "cache.capacity_mb": 0.012},
 }
 TWO: dict[str, dict[str, Any]] = {
     "random numbers": {"model.name": "tests.support.pretended_worker:Draws"},
@@ -53,7 +53,7 @@ COUNTED: dict[tuple[int, str], tuple[int, int, int, int]] = {
     (1, "links"): (460, 1, 13168, 0),
     (1, "labels"): (339, 1, 6048, 0),
     (1, "rows in memory"): (310, 3, 10848, 2688),
-    (1, "cache miss_penalty"): (345, 1, 6504, 0),
+    (1, "of two tables one cached"): (345, 1, 7016, 0),
     (1, "cache clock"): (362, 5, 13140, 3648),
     (2, "rgcn"): (324, 3, 5816, 2112),
     (2, "rgat"): (744, 3, 5744, 1920),
