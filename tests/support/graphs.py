@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import ALWAYS, MASKS, EdgeArrays, EdgeSource, GraphSource, Task
 
 RELATIONS = (
     Relation("author", "writes", "paper"),
@@ -74,3 +74,29 @@ def schemas(draw, max_types: int = 5, max_relations: int = 9):
                  for i, (src, dst) in enumerate(ends)}
     used = {t for r in relations for t in (r.src, r.dst)}
     return Schema({t: draw(st.integers(1, 1000)) for t in types if t in used}, relations)
+
+
+def with_times(source: GraphSource, last: int = 100) -> GraphSource:
+    """The academic graph with times from 1 to `last`: of papers and authors, some of which have
+    none, and of citations and places of work, that may be earlier than their ends'."""
+    rng = np.random.default_rng(2)
+    for ntype in ("paper", "author"):
+        source.times[ntype] = rng.integers(1, last, source.node_counts[ntype])
+        source.times[ntype][rng.random(source.node_counts[ntype]) < 0.1] = ALWAYS
+        for name in {*MASKS} & source.node_arrays.get(ntype, {}).keys():
+            source.node_arrays[ntype][name] &= source.times[ntype] != ALWAYS
+    for relation in RELATIONS:
+        if relation.etype in ("cites", "rev-at"):
+            source.times[relation] = rng.integers(1, last, source.edges[relation].num_edges)
+    return source
+
+
+def seed_rows(source: GraphSource, count: int = 150, last: int = 100) -> list[tuple[int, int, int]]:
+    """Papers at times, several times each, and classes: rows of a table of seeds."""
+    rng = np.random.default_rng(3)
+    papers = rng.integers(0, source.node_counts["paper"], count)
+    first = np.maximum(source.times["paper"][papers], 1)
+    times = first + (rng.random(count) * (last + 1 - first)).astype(np.int64)
+    pairs = np.unique(np.stack([papers, times], 1), axis=0)
+    return [(*pair, int(label)) for pair, label in zip(
+        rng.permutation(pairs).tolist(), rng.integers(0, 4, len(pairs)))]
