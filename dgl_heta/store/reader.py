@@ -226,6 +226,19 @@ class Store:
             raise InputError(f"{self.directory} is staged for {self.staged}, and holds no whole "
                              "graph; give the store that it was staged from")
 
+    def check_untimed(self, who: str) -> None:
+        """Refuse times for `who` goes by none: what is later than a seed would reach it.
+
+        Raises
+        ------
+        InputError
+            The graph has some.
+        """
+        if self.manifest.timed:
+            raise InputError(f"{who} by no times, but the graph in {self.directory} has some: what "
+                             "is later than a prediction would reach it; use `dgl-heta train`, or "
+                             "write the store without times")
+
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by
         SIGBUS. What has another file in its place is still there.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -100,3 +102,24 @@ def seed_rows(source: GraphSource, count: int = 150, last: int = 100) -> list[tu
     pairs = np.unique(np.stack([papers, times], 1), axis=0)
     return [(*pair, int(label)) for pair, label in zip(
         rng.permutation(pairs).tolist(), rng.integers(0, 4, len(pairs)))]
+
+
+def later_changed(source: GraphSource, time: int) -> GraphSource:
+    """A graph with times, all of which that is there only from `time` on is another: features and
+    ends of edges."""
+    rng = np.random.default_rng(4)
+    late = {t: times >= time for t, times in source.times.items() if isinstance(t, str)}
+    arrays = {t: dict(named) for t, named in source.node_arrays.items()}
+    arrays["paper"]["feat"] = np.where(late["paper"][:, None], 9 - 7 * arrays["paper"]["feat"],
+                                       arrays["paper"]["feat"])
+    edges: dict[Relation, EdgeSource] = {}
+    for relation, given in source.edges.items():
+        assert isinstance(given, EdgeArrays)
+        own = np.zeros(given.num_edges, bool)
+        if relation in source.times:
+            own = source.times[relation] >= time
+        both = own | late.get(relation.src, np.zeros(1 << 10, bool))[given.src]
+        edges[relation] = EdgeArrays(
+            np.where(own, rng.integers(0, source.node_counts[relation.src], len(own)), given.src),
+            np.where(both, rng.integers(0, source.node_counts[relation.dst], len(own)), given.dst))
+    return replace(source, edges=edges, node_arrays=arrays)

@@ -91,14 +91,11 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "
                          f"has one class; this task is '{task.kind}': leave them out")
     training_task: TrainingTask
-    timed = store.manifest.timed
-    if task.table is not None and not timed:
+    if task.table is not None and not store.manifest.timed:
         raise InputError("task.table has seeds with times, but the graph has no times; write its "
                          "store with times")
     if task.kind == "link":
-        if timed:
-            raise InputError("the graph has times, and links are predicted without; predict labels "
-                             "of nodes, or write the store without times")
+        store.check_untimed("link prediction (task.relation) goes")
         training_task = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
         most = task.eval_negatives + 1
     else:
