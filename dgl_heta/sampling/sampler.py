@@ -180,7 +180,7 @@ class NeighborSampler:
         blocks = []
         of_nodes = rows
         if moments is not None:
-            rows = {t: TimedRows() for t in of_nodes}
+            rows = pairs = {t: TimedRows() for t in of_nodes}
         if self._seed_states:
             for ntype in scope.targets:
                 # Seeds come first in every block, so that the leading rows are those whose
@@ -224,7 +224,8 @@ class NeighborSampler:
                 remote=remote, remote_states=self._remote_states,
             ))
         rows = {t: rows[t] for t in self._types if t in rows}
-        nodes, places = (self._layers.nodes(rows), None) if moments is None else moments.once(rows)
+        nodes, places = (self._layers.nodes(rows), None) if moments is None else moments.once(
+            rows, pairs)
         if moments is not None:
             seeds = {t: moments.nodes(t, ids) for t, ids in seeds.items()}
         return MiniBatch(
