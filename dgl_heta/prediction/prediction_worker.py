@@ -93,9 +93,9 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
         nodes = {t: np.empty(0, np.int64) for t in engine.task.targets}
         nodes[target] = np.arange(low, min(low + size, len(out)))
         batch = engine.sample(NodeStep(nodes), number)
-        rows = engine.wrapped(batch, engine.inputs(batch, train=False))[target]
+        rows = engine.distributed(batch)[target]
         wrong += not_finite(rows)
-        out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["task"])
+        out[batch.seeds[target]] = _of_kind(rows, job["what"], job["task"])
         if engine.rank == 0:
             report({"event": "progress", "layer": settings.model.layers, "ntype": target,
                     "done": min(low + size, len(out)), "total": len(out)})

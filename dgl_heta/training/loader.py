@@ -2,93 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm, make_comms
-from dgl_heta.errors import HetaError, InputError, listing, several
-from dgl_heta.features.row_files import move
+from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import Block, MiniBatch
-from dgl_heta.training.batches import Batches, Sampler, closing
+from dgl_heta.training.batches import Batch, Batches, Sampler
+from dgl_heta.training.caches import attach
 from dgl_heta.training.tasks import SPLITS, NodeStep, Step, node_steps
 from dgl_heta.training.tasks.task import share_of
 from dgl_heta.training.worker_partition import WorkerPartition
 
+log = logging.getLogger("dgl_heta")
 Ids = np.ndarray | Tensor | Sequence[int]
 _UNSHUFFLED = 1 << 40  # their draws are of no epoch, those of `dgl-heta train` when it evaluates
-
-
-class Batch:
-    """What this worker has of a step: its seeds, their neighbourhood, its input rows, its labels.
-
-    Attributes
-    ----------
-    blocks : the message flow, input side first; see :class:`dgl_heta.sampling.blocks.Block`.
-    input_nodes : ids of the nodes whose features are read, int64, per node type.
-    seeds : ids of this worker's own seeds, int64, per target type. What the model returns is for
-        them, in this order.
-    """
-
-    def __init__(self, part: WorkerPartition, mini: MiniBatch, step: NodeStep, source: Batches
-                 ) -> None:
-        self.part, self._mini, self._source = part, mini, source
-        self._sizes = {t: len(nodes) for t, nodes in step.nodes.items()}
-        self.blocks: list[Block] = mini.blocks
-        self.input_nodes, self.seeds = mini.input_nodes, mini.own_seeds
-
-    @cached_property
-    def labels(self) -> dict[str, Tensor]:
-        """The labels of the own seeds, per target type, on the model's device."""
-        return {t: move(torch.from_numpy(self.part.labels(t).rows(ids)), self.part.device)
-                for t, ids in self.seeds.items()}
-
-    def inputs(self, train: bool) -> dict[str, Tensor]:
-        """The rows of the input nodes, per node type: those with features, and learnable ones,
-        which with `train` are leaves that collect gradients.
-
-        All workers must call it in every step. :class:`DistributedModel` does.
-
-        Raises
-        ------
-        HetaError
-            Learnable rows of an earlier batch have gradients that no step has taken.
-        """
-        if train and self.part.learnable.pending:
-            raise HetaError("learnable rows of the batch before have gradients that nothing took; "
-                            "call step() of part.row_optimizer() after each backward pass")
-        return self._source.rows(self._mini, train)
-
-    def mean(self, losses: Tensor, ntype: str | None = None) -> Tensor:
-        """This worker's part of the mean of a step's losses, over the seeds of all workers.
-
-        The mean of the workers' parts, which is what gradients are averaged to, is that mean,
-        whatever number of seeds each worker has.
-
-        Parameters
-        ----------
-        losses : one for each own seed of the type, (own seeds, …); may be empty.
-        ntype : the target type; needed where there are several.
-        """
-        if ntype is None:
-            (ntype,) = self._sizes if len(self._sizes) == 1 else (None,)
-        if ntype not in self._sizes:
-            raise InputError(f"a batch has seeds of {listing(self._sizes)}; say of which the "
-                             "losses are, as in batch.mean(losses, 'paper')")
-        if losses.dim() == 0 or len(losses) != len(self.seeds[ntype]):
-            raise InputError(f"{losses.numel()} losses for {len(self.seeds[ntype])} own "
-                             f"seeds of '{ntype}'; give one for each (reduction='none')")
-        each = losses[0].numel() if len(losses) else max(losses[:0].numel(), 1)
-        return losses.sum() * (self.part.world.size / max(self._sizes[ntype] * each, 1))
-
-    def mini_batch(self) -> MiniBatch:
-        """The batch as models of this package take it."""
-        return self._mini
 
 
 class Loader:
@@ -103,7 +36,7 @@ class Loader:
     def __init__(self, part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids],
                  fanouts: Sequence[int], batch_size: int, shuffle: bool | None, seed: int | None
                  ) -> None:
-        self._part, self._epoch = part, 1
+        self.part, self._epoch = part, 1
         self._ids = _ids(part, seeds)
         named = isinstance(seeds, str) and seeds == "train"
         self._shuffle = named if shuffle is None else shuffle
@@ -135,7 +68,7 @@ class Loader:
 
     def sampler(self, fanouts: Sequence[int], seed: int, apart: Comm | None) -> Sampler:
         """What samples the batches; arguments are as of :meth:`WorkerPartition.sampler`."""
-        return self._part.sampler(fanouts, seed=seed, apart=apart)
+        return self.part.sampler(fanouts, seed=seed, apart=apart)
 
     def __len__(self) -> int:
         return -(-sum(map(len, self._ids.values())) // self._size)
@@ -148,17 +81,22 @@ class Loader:
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self._shuffle:  # the same batches each time
-            return self._pass(node_steps(self._ids, self._size, None), _UNSHUFFLED)
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._pass(node_steps(self._ids, self._size, (self._seed, epoch)), epoch << 20)
+        if not self._shuffle:  # the same batches each time
+            return self._pass(node_steps(self._ids, self._size, None), _UNSHUFFLED, epoch)
+        attach(self, report=_note)
+        return self._pass(self.steps("train", epoch), epoch << 20, epoch)
 
-    def _pass(self, steps: Sequence[Step], first: int) -> Iterator[Batch]:
-        batches = self._batches.of_steps(self._sampler, steps, first)
-        with closing(batches):
-            for step, mini in zip(steps, batches):
-                assert isinstance(step, NodeStep)
-                yield Batch(self._part, mini, step, self._batches)
+    def _pass(self, steps: Sequence[Step], first: int, epoch: int) -> Iterator[Batch]:
+        return self._batches.of_steps(self._sampler, steps, first, max(epoch - 1, 0))
+
+    def steps(self, split: str, epoch: int) -> list[Step]:
+        """The steps of an epoch of training."""
+        return node_steps(self._ids, self._size, (self._seed, epoch))
+
+    def sample(self, step: NodeStep, number: int) -> Batch:
+        """This worker's batch of a step; `number` differs from step to step."""
+        return self._batches.of_step(self._sampler, step, number)
 
     def seeds(self, step: NodeStep, worker: int, workers: int) -> dict[str, np.ndarray]:
         """The seeds of a worker's share of a step."""
@@ -166,6 +104,11 @@ class Loader:
 
     def without(self, step: NodeStep) -> Mapping[Relation, np.ndarray] | None:
         """The edges that must not carry messages: none."""
+
+
+def _note(event: Mapping[str, Any]) -> None:
+    if event["event"] == "note":
+        log.warning("%s", event["text"])
 
 
 def _ids(part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids]) -> dict[str, np.ndarray]:

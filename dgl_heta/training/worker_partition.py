@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from dgl_heta.cache.policies import CachePolicy
 from dgl_heta.comm.collectives import CPU, Comm, Traffic, everyone, init_workers, make_comms
 from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
@@ -75,6 +77,25 @@ class Rows:
     fits: bool
 
 
+class Caches(Protocol):
+    """Caches of input features; see :class:`dgl_heta.training.caches.FeatureCaches`."""
+
+    policy: str
+    capacity: int
+    seconds: float
+    notes: list[str]
+    penalties: dict[str, float]
+
+    def count(self, nodes: Mapping[str, np.ndarray]) -> None:
+        """Count the input nodes of a batch."""
+
+    def reset(self) -> None:
+        """Count from zero."""
+
+    def counted(self) -> dict[str, dict[str, int]]:
+        """Per type what was read, and what of it was cached; all workers call it."""
+
+
 class WorkerPartition:
     """A partition as the worker that trains on it sees it.
 
@@ -84,7 +105,12 @@ class WorkerPartition:
     source : makes batches, ahead of time or not.
     rank, local, device, world, group, sampling, traffic : as of :class:`Workers`.
     static, learnable, precomputed, fits : as of :class:`Rows`.
+    caches : of the rows, where there are any.
+    cache_policy : of caches that are to be made before training.
     """
+
+    caches: Caches | None = None
+    cache_policy: CachePolicy | None = None
 
     def __init__(self, store: Store, plan: Plan, settings: Settings, source: BatchSource,
                  workers: Workers, rows: Rows) -> None:
