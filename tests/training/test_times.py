@@ -13,17 +13,14 @@ import torch
 import dgl_heta
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import ALWAYS, EdgeArrays, GraphSource, Task
+from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.prediction import PredictionJob
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
-from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
-from dgl_heta.training.tasks import make_task
-from dgl_heta.training.tasks.seed_table import seed_table
 from dgl_heta.training.trained_model import load_model
 from tests.support.graphs import academic, later_changed, seed_rows, with_times
 from tests.support.runs import assert_same_training
