@@ -41,8 +41,11 @@ def with_reverse(source: GraphSource) -> GraphSource:
     """The graph with a relation `dst rev-etype src` for each `src etype dst` that has none yet."""
     back = {Relation(r.dst, REVERSE + r.etype, r.src): ReverseEdges(edges)
             for r, edges in source.edges.items() if not _is_reverse(r, source.edges)}
-    return replace(source, edges={**source.edges, **{
-        r: edges for r, edges in back.items() if r not in source.edges}})
+    new = {r: edges for r, edges in back.items() if r not in source.edges}
+    times = {Relation(r.dst, REVERSE + r.etype, r.src): source.times[r]
+             for r in source.edges if r in source.times}
+    return replace(source, edges={**source.edges, **new},
+                   times={**source.times, **{r: times[r] for r in new if r in times}})
 
 
 def _is_reverse(relation: Relation, relations: Iterable[Relation]) -> bool:

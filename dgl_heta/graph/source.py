@@ -28,6 +28,9 @@ PIECE = 1 << 22
 """Edges of a piece of arrays and files that can be read from any place."""
 
 TRAIN_MASK = "train_mask"
+ALWAYS = np.iinfo(np.int64).min
+"""The time of rows and edges that have none: they are always visible (NumPy's NaT)."""
+
 MASKS = (TRAIN_MASK, "val_mask", "test_mask")
 """Node arrays that say which nodes are for training, validation and test."""
 
@@ -214,6 +217,9 @@ class GraphSource:
         list of as many texts as the task has classes, are their names.
     node_ids : node type to the ids that its nodes have for whoever made the graph; predictions
         name nodes by them.
+    times : node type to the time of each of its rows, relation to that of each of its edges, in the
+        order of `edges`: int64, seconds since 1970 in UTC, :data:`ALWAYS` where there is none. An
+        edge is there from its own time on, if it has one, and from its source row's.
     """
 
     name: str
@@ -225,6 +231,7 @@ class GraphSource:
     edge_arrays: dict[Relation, dict[str, np.ndarray]] = field(default_factory=dict)
     node_ids: dict[str, NodeIds] = field(default_factory=dict)
     given: dict[Any, dict[str, Given]] = field(default_factory=dict)
+    times: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def without_empty(self) -> GraphSource:
         """The graph without relations that have no edges, and without node types that have no nodes
@@ -242,7 +249,8 @@ class GraphSource:
                        node_arrays={t: a for t, a in self.node_arrays.items() if t in counts},
                        edge_arrays={r: a for r, a in self.edge_arrays.items() if r in edges},
                        node_ids={t: i for t, i in self.node_ids.items() if t in counts},
-                       given={k: g for k, g in self.given.items() if k in counts or k in edges})
+                       given={k: g for k, g in self.given.items() if k in counts or k in edges},
+                       times={k: t for k, t in self.times.items() if k in counts or k in edges})
 
     def schema(self) -> Schema:
         """The schema of the graph, with bytes per feature row."""

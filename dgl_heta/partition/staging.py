@@ -331,7 +331,10 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
         if ntype in types:
             add(manifest.entries([ntype], []), ntype)
         elif ntype in plan.targets:  # whose seeds, labels and masks all workers know
-            add([e for name, e in manifest.arrays[ntype].items() if name != "feat"], ntype)
+            arrays = manifest.arrays[ntype]
+            add([e for name, e in arrays.items() if name != "feat"], ntype)
+            if manifest.timed:  # by which a table of seeds names them
+                add([e for e in manifest.entries([ntype], []) if e not in arrays.values()], ntype)
     for item in manifest.relations:
         if item.relation in relations:
             add(item.files, str(item.relation))
@@ -362,4 +365,7 @@ def _cut_files(store: Store, plan: Plan, parts: Sequence[int], item: RelationEnt
         own_ranges = [plan.partitions[p].ranges.get(relation, (0, 0)) for p in parts]
         chosen = [(int(indptr[low]), int(indptr[high])) for low, high in own_ranges]
     entries = [item.indices, *([item.edge_ids] if item.edge_ids else [])]
+    # Of a node whose in-edges are cut, how many are there at a time is a question to all of them.
+    if item.times and not (relation in plan.ownership and plan.ownership[relation].hubs):
+        entries.append(item.times)
     return {entry.file: pieces_of(entry, sorted(chosen)) for entry in entries}

@@ -125,6 +125,7 @@ def graph_facts(source: GraphSource) -> dict[str, str]:
     arrays = {f"array '{name}' of '{kind}'": array
               for of in (source.node_arrays, source.edge_arrays)
               for kind, named in of.items() for name, array in named.items()}
+    arrays |= {f"times of '{kind}'": times for kind, times in source.times.items()}
     arrays |= {f"ids of '{ntype}'": ids.offsets for ntype, ids in source.node_ids.items()}
     for what, array in arrays.items():
         facts[what] = f"{array.dtype} {array.shape} {_sum(array[:_LOOK])}"

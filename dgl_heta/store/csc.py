@@ -79,14 +79,18 @@ def _counts(relation: Relation, first: int, edges: EdgeSource, num_src: int, num
     return counts
 
 
-Pieces = Iterator[tuple[np.ndarray, np.ndarray]]
+Pieces = Iterator[tuple[np.ndarray, ...]]
+TimesOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""The times of edges, given their sources and their positions in the source."""
 
 
 def sorted_indices(
     relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int, chunk: int,
     want_ids: bool, scratch: Path, advance: Callable[[int], None], builders: Builders = ALONE,
+    times: TimesOf | None = None,
 ) -> Pieces:
-    """Second pass: `(indices, edge ids)` in CSC order, piece by piece.
+    """Second pass: `(indices, edge ids)` in CSC order, piece by piece; with `times`
+    `(indices, times, edge ids)`, and a node's in-edges ascend by their times.
 
     Up to `chunk` edges are sorted in memory. More are first dealt to files in the new directory
     `scratch`, one per range of destinations that holds about a chunk of edges; then each file is
@@ -99,8 +103,11 @@ def sorted_indices(
         The edges are not those of the first pass (a file that is still being written).
     """
     num_edges = int(indptr[-1])
+    if times is not None:  # more columns
+        want_ids, chunk = True, max(chunk // 2, 1024)
     if num_edges <= chunk and builders.size == 1:
-        return _sorted_in_memory(relation, edges, indptr, num_src, chunk, want_ids, advance)
+        whole = _sorted_in_memory(relation, edges, indptr, num_src, chunk, want_ids, advance)
+        return whole if times is None else _by_time(whole, indptr, 0, times)
     bounds = _ranges(indptr, chunk)
     dtypes = [index_dtype(num_src), index_dtype(len(indptr) - 1)]
     record = np.dtype([*zip(("src", "dst"), dtypes)] + ([("id", np.int64)] if want_ids else []))
@@ -124,8 +131,28 @@ def sorted_indices(
     builders.each(deal)
     low, high = np.searchsorted(indptr[bounds[:-1]], [
         num_edges * rank / builders.size for rank in (builders.rank, builders.rank + 1)])
-    return _sorted_buckets(
+    pieces = _sorted_buckets(
         relation, indptr, bounds[low:high + 1], buckets, int(low), piece, want_ids, advance)
+    return pieces if times is None else _by_time(pieces, indptr, int(indptr[bounds[low]]), times)
+
+
+def _by_time(pieces: Pieces, indptr: np.ndarray, first: int, times: TimesOf) -> Pieces:
+    """Pieces from edge `first` on, with their times, by which each node's in-edges ascend; those of
+    one time keep their order. A node's are sorted in memory, however many they are."""
+    held: list[tuple[np.ndarray, ...]] = []
+    stop = first
+    for piece in pieces:
+        held.append(piece)
+        stop += len(piece[0])
+        high = int(np.searchsorted(indptr, stop))
+        if indptr[high] != stop:
+            continue  # in the midst of a node
+        indices, ids = map(np.concatenate, zip(*held))
+        at = times(indices, ids)
+        low = int(np.searchsorted(indptr, first, "right")) - 1
+        order = np.lexsort((at, np.repeat(np.arange(low, high), np.diff(indptr[low:high + 1]))))
+        yield indices[order], at[order], ids[order]
+        held, first = [], stop
 
 
 def _sorted_in_memory(relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int,

@@ -17,8 +17,8 @@ from dgl_heta.system.checksums import agrees, signed
 
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"
-VERSIONS = (1, 2, 3)
-"""3 where arrays are kept as they were given, else 2 where nodes have ids of their own, else 1."""
+VERSIONS = (1, 2, 3, 4)
+"""4 where rows or edges have times, else 3 where arrays are kept as they were given, else 2 where nodes have ids of their own, else 1."""
 _INDICES = (np.int32, np.int64)
 
 
@@ -38,7 +38,8 @@ class RelationEntry:
     """One relation in CSC: in-edges of destination node v are indices[indptr[v]:indptr[v+1]].
 
     `edge_ids`, where kept, gives for each CSC position the edge's position in the source. `arrays`
-    have a row per edge, in the order of the source.
+    have a row per edge, in the order of the source. `times`, where edges have some, are those from
+    which on they are there, for each CSC position; they ascend among a node's in-edges.
     """
 
     relation: Relation
@@ -47,12 +48,13 @@ class RelationEntry:
     indices: ArrayEntry
     edge_ids: ArrayEntry | None = None
     arrays: dict[str, ArrayEntry] = field(default_factory=dict)
+    times: ArrayEntry | None = None
 
     @property
     def files(self) -> list[ArrayEntry]:
         """Its files, those of the CSC first."""
         return [self.indptr, self.indices, *([self.edge_ids] if self.edge_ids else []),
-                *self.arrays.values()]
+                *([self.times] if self.times else []), *self.arrays.values()]
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class IdsEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a store without opening its arrays; `given` as in a
-    :class:`~dgl_heta.graph.source.GraphSource`."""
+    """All that is known of a store without opening its arrays; `given`, and `times` of node types,
+    as in a :class:`~dgl_heta.graph.source.GraphSource`."""
 
     name: str
     node_counts: dict[str, int]
@@ -77,6 +79,12 @@ class Manifest:
     created_by: str = ""
     ids: dict[str, IdsEntry] = field(default_factory=dict)
     given: dict[Any, dict[str, Given]] = field(default_factory=dict)
+    times: dict[str, ArrayEntry] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> bool:
+        """Return whether rows or edges have times."""
+        return bool(self.times) or any(entry.times for entry in self.relations)
 
     def schema(self) -> Schema:
         widths = {}
@@ -95,6 +103,7 @@ class Manifest:
                 names += list(arrays.values())
                 ids = self.ids.get(ntype)
                 names += [ids.offsets, ids.text] if ids else []
+                names += [self.times[ntype]] if ntype in self.times else []
         for entry in self.relations:
             if relations is None or entry.relation in relations:
                 names += entry.files
@@ -124,13 +133,15 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
-            "format": FORMAT, "version": 3 if self.given else 2 if self.ids else 1,
+            "format": FORMAT, "version": (
+                4 if self.timed else 3 if self.given else 2 if self.ids else 1),
             "created_by": self.created_by, "name": self.name,
             "node_types": {
                 t: {"count": n, "arrays": {k: _entry_json(a)
                                            for k, a in self.arrays.get(t, {}).items()},
                     **({"ids": {k: _entry_json(getattr(self.ids[t], k))
                                 for k in ("offsets", "text")}} if t in self.ids else {}),
+                    **({"times": _entry_json(self.times[t])} if t in self.times else {}),
                     **self._given_json(t)}
                 for t, n in self.node_counts.items()
             },
@@ -139,6 +150,7 @@ class Manifest:
                  "edges": r.edges, "indptr": _entry_json(r.indptr),
                  "indices": _entry_json(r.indices),
                  **({"edge_ids": _entry_json(r.edge_ids)} if r.edge_ids else {}),
+                 **({"times": _entry_json(r.times)} if r.times else {}),
                  **({"arrays": {k: _entry_json(a) for k, a in r.arrays.items()}}
                     if r.arrays else {}), **self._given_json(r.relation)}
                 for r in self.relations
@@ -192,7 +204,8 @@ class Manifest:
                     RelationEntry(Relation(r["src"], r["etype"], r["dst"]), int(r["edges"]),
                                   _entry(r["indptr"]), _entry(r["indices"]),
                                   _entry(r["edge_ids"]) if "edge_ids" in r else None,
-                                  {k: _entry(a) for k, a in r.get("arrays", {}).items()})
+                                  {k: _entry(a) for k, a in r.get("arrays", {}).items()},
+                                  _entry(r["times"]) if r.get("times") else None)
                     for r in data["relations"]
                 ),
                 task=Task(**data["task"]) if data["task"] else None,
@@ -204,6 +217,8 @@ class Manifest:
                        for kind, v in [*data["node_types"].items(), *(
                            (Relation(r["src"], r["etype"], r["dst"]), r)
                            for r in data["relations"])] if v.get("given")},
+                times={t: _entry(v["times"]) for t, v in data["node_types"].items()
+                       if v.get("times")},
             )
             manifest._check_shapes()
             manifest.schema()
@@ -231,6 +246,11 @@ class Manifest:
                     or np.dtype(ids.offsets.dtype) != np.int64
                     or np.dtype(ids.text.dtype) != np.uint8):
                 raise ValueError(f"ids of '{ntype}' have files of other shapes or numbers")
+        timed = [(t, entry, self.node_counts[t]) for t, entry in self.times.items()]
+        timed += [(r.relation, r.times, r.edges) for r in self.relations if r.times]
+        for kind, entry, count in timed:
+            if entry.shape != (count,) or np.dtype(entry.dtype) != np.int64:
+                raise ValueError(f"times of '{kind}' have shape {entry.shape} or are no int64")
         for item in self.relations:
             shapes = [(item.indptr, self.node_counts[item.relation.dst] + 1),
                       (item.indices, item.edges), (item.edge_ids or item.indices, item.edges)]

@@ -103,6 +103,17 @@ class Store:
         float64, positive and finite; None, as here, if a node's edges are all alike."""
         return None
 
+    def times(self, relation: Relation, pieces: bool = False) -> np.ndarray | None:
+        """For each CSC position the time from which on the edge is there, int64, ascending among a
+        node's in-edges; None if all are there always. `pieces` as of :meth:`relation`."""
+        entry = self._entry(relation).times
+        return self._open(entry, pieces) if entry else None
+
+    def row_times(self, ntype: str) -> np.ndarray | None:
+        """The times of a type's rows, int64, or None if they have none."""
+        entry = self.manifest.times.get(self.schema.check_node_type(ntype))
+        return self._open(entry) if entry else None
+
     def edge_ids(self, relation: Relation) -> np.ndarray:
         """For each CSC position the edge's position in the source, int64."""
         entry = self._entry(relation)
@@ -304,7 +315,9 @@ class Store:
              for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info),
             node_ids={t: NodeIds(self._mapped(e.offsets), self._mapped(e.text))
                       for t, e in manifest.ids.items()},
-            given={t: given for t, given in manifest.given.items() if isinstance(t, str)})
+            given={t: given for t, given in manifest.given.items() if isinstance(t, str)},
+            times={**{t: self._mapped(entry) for t, entry in manifest.times.items()},
+                   **{r.relation: self._mapped(r.times) for r in manifest.relations if r.times}})
 
     def _entry(self, relation: Relation) -> RelationEntry:
         if relation not in self._relations:

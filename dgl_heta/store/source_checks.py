@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import task_arrays
+from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
@@ -31,6 +34,7 @@ def check_source(source: GraphSource) -> None:
         if len(ids) != source.node_counts.get(ntype):
             raise InputError(f"node type '{ntype}' has {source.node_counts.get(ntype, 0)} nodes, "
                              f"but {len(ids)} ids; it must have one for each node")
+    _check_times(source)
     if source.task is not None:
         _check_task(source, source.task)
 
@@ -55,6 +59,18 @@ def _check_arrays(source: GraphSource) -> None:
             raise InputError(f"features 'feat' of node type '{ntype}' are {feat.dtype} of shape "
                              f"{feat.shape}; they must be floating point, one row per node and "
                              "one column per feature")
+
+
+def _check_times(source: GraphSource) -> None:
+    """Refuse times that are not one whole number for each row or edge."""
+    counts = {**source.node_counts, **{r: edges.num_edges for r, edges in source.edges.items()}}
+    for kind, times in source.times.items():
+        if kind not in counts:
+            raise InputError(f"times are given for '{kind}', which is not in the graph")
+        if times.dtype != np.int64 or times.shape != (counts[kind],):
+            what = kind if isinstance(kind, str) else Relation(*kind)
+            raise InputError(f"times of '{what}' are {times.dtype}{list(times.shape)}; they must "
+                             f"be int64[{counts[kind]}], seconds since 1970 in UTC")
 
 
 def _check_task(source: GraphSource, task: Task) -> None:

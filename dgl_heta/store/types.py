@@ -44,6 +44,7 @@ class _Type(_Part):
     count: _Count
     arrays: dict[str, _Array]
     ids: _Ids | None = None
+    times: _Array | None = None
     given: dict[str, _Given] = {}
 
 
@@ -55,6 +56,7 @@ class _Relation(_Part):
     indptr: _Array
     indices: _Array
     edge_ids: _Array | None = None
+    times: _Array | None = None
     arrays: dict[str, _Array] = {}
     given: dict[str, _Given] = {}
 

@@ -21,7 +21,7 @@ from dgl_heta.graph.readers.arrays import check_finite
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import GraphSource, pieces_of
 from dgl_heta.store.builders import ALONE, Builders, graph_facts
-from dgl_heta.store.csc import Pieces, count_in_degrees, index_dtype, sorted_indices
+from dgl_heta.store.csc import Pieces, TimesOf, count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.store.source_checks import check_source
 from dgl_heta.system.atomic_files import new_directory
@@ -196,6 +196,8 @@ class _Writing:
             if ids := self.source.node_ids.get(ntype):
                 add(f"{folder}/ids-offsets.npy", ids.offsets, f"{ntype} ids")
                 add(f"{folder}/ids-text.npy", ids.text, f"{ntype} ids")
+            if ntype in self.source.times:
+                add(f"{folder}/times.npy", self.source.times[ntype], f"{ntype} times")
         for relation, folder in self._relations.items():
             for name, array in self._kept[relation].items():
                 add(self._array_file(folder, self._kept[relation], name), array,
@@ -228,11 +230,13 @@ class _Writing:
         advance = partial(self._advance, str(relation))
         indptr = count_in_degrees(relation, edges, num_src, self.source.node_counts[relation.dst],
                                   self.chunk, advance, builders)
-        types = {"indices": index_dtype(num_src)} | (
-            {"edge_ids": np.dtype(np.int64)} if self.edge_ids else {})
+        times = edge_times(self.source, relation)
+        types = {"indices": index_dtype(num_src)} | {
+            name: np.dtype(np.int64) for name, kept in (
+                ("times", times is not None), ("edge_ids", self.edge_ids)) if kept}
         scratch = self.directory / f"{folder}-buckets"
         pieces = sorted_indices(relation, edges, indptr, num_src, self.chunk, self.edge_ids,
-                                scratch, advance, builders)
+                                scratch, advance, builders, times)
 
         parts = [[scratch / f"{name}-{rank}" for rank in range(builders.size)] for name in types]
 
@@ -277,7 +281,8 @@ class _Writing:
             indices = self._written[f"{folder}/indices.npy"]
             relations.append(RelationEntry(
                 relation, indices.shape[0], self._written[f"{folder}/indptr.npy"], indices,
-                self._written.get(f"{folder}/edge_ids.npy"), entries(folder, self._kept[relation])))
+                self._written.get(f"{folder}/edge_ids.npy"), entries(folder, self._kept[relation]),
+                self._written.get(f"{folder}/times.npy")))
         task = source.task and replace(
             source.task, num_classes=int(source.task.num_classes), unlabelled=None
             if source.task.unlabelled is None else float(source.task.unlabelled))
@@ -290,7 +295,9 @@ class _Writing:
             tuple(relations), task, source.info, f"dgl-heta {__version__}",
             {t: IdsEntry(*(self._written[f"{self._types[t]}/ids-{part}.npy"]
                            for part in ("offsets", "text")))
-             for t in self._types if t in source.node_ids}, given)
+             for t in self._types if t in source.node_ids}, given,
+            {t: self._written[f"{self._types[t]}/times.npy"]
+             for t in self._types if t in source.times})
 
 
 def _write_parts(pieces: Pieces, paths: Sequence[Path]) -> None:
@@ -301,6 +308,21 @@ def _write_parts(pieces: Pieces, paths: Sequence[Path]) -> None:
         for columns in pieces:
             for file, rows in zip(files, columns):
                 file.write(np.ascontiguousarray(rows).data)
+
+
+def edge_times(source: GraphSource, relation: Relation) -> TimesOf | None:
+    """What gives the times of a relation's edges: the later of an edge's own and its source row's.
+    None where neither has any."""
+    rows, own = source.times.get(relation.src), source.times.get(relation)
+    if rows is None and own is None:
+        return None
+
+    def times(indices: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        if rows is None:
+            return np.asarray(own[ids])  # type: ignore[index]
+        later = np.asarray(rows[indices])
+        return later if own is None else np.maximum(later, own[ids])
+    return times
 
 
 def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
@@ -316,8 +338,6 @@ def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
                 array.dtype.kind in "fiub" and array.dtype.itemsize <= 8))}
 
 
-
-
 def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int,
                  share: float) -> None:
     """Refuse a disk that has no room for a share of the store, or all of it."""
@@ -325,8 +345,9 @@ def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: in
     need += sum(array.nbytes for relation in source.edges
                 for array in kept_edge_arrays(source, relation, edge_ids).values())
     scratch = 0
-    for (src, _, dst), edges in source.edges.items():
-        width = index_dtype(source.node_counts[src]).itemsize + 8 * edge_ids
+    for (src, name, dst), edges in source.edges.items():
+        timed = src in source.times or (src, name, dst) in source.times
+        width = index_dtype(source.node_counts[src]).itemsize + 8 * edge_ids + 8 * timed
         need += edges.num_edges * width + 8 * source.node_counts[dst]
         if edges.num_edges > chunk:
             scratch = max(scratch, edges.num_edges * (width + 8))
@@ -346,6 +367,7 @@ def _node_bytes(source: GraphSource) -> int:
     """Of arrays and ids of nodes."""
     arrays = [a for named in source.node_arrays.values() for a in named.values()]
     ids = [a for named in source.node_ids.values() for a in (named.offsets, named.text)]
+    ids += [times for kind, times in source.times.items() if isinstance(kind, str)]
     return sum(array.nbytes for array in arrays + ids)
 
 
