@@ -28,6 +28,7 @@ TEXT_WIDTH = 64
 FREE_FEATURES = 1 << 30
 """Bytes that features may have, however small the table that they are made of."""
 INDICATOR = "indicator"
+PARTS = "parts"
 _WORD = re.compile(r"\w+")
 _DAY = 86400
 _YEAR = 365.2425 * _DAY
@@ -42,7 +43,8 @@ def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | 
     ----------
     columns : column to `number` (standardised) or `vector` (as it is), of one number or a list of
         as many in each row; either with `:indicator` for a column that says where there is none;
-        to `category`; to `date`, of times; or to `text`, with a width after a colon (`text:128`).
+        to `category`; to `date`, of times, or `date:parts` without the time as a number; or to
+        `text`, with a width after a colon (`text:128`).
     rows : the rows that means, deviations and categories are of, bool; None: all.
     file : a new `.npy` file for the features, which are a map of it then.
 
@@ -109,13 +111,15 @@ def _way(table: Table, name: str, text: str) -> _Way:
     width = int(option) if option.isascii() and option.isdigit() and len(option) < 6 else 0
     if kind in ("number", "vector") and option in ("", INDICATOR):
         return _Numbers(table, name, kind, bool(option))
-    if kind in ("category", "date") and not option:
-        return _Category(table, name) if kind == "category" else _Date(table, name)
+    if kind == "category" and not option:
+        return _Category(table, name)
+    if kind == "date" and option in ("", PARTS):
+        return _Date(table, name, bool(option))
     if kind == "text" and (width or not option):
         return _Text(table, name, width or TEXT_WIDTH)
     raise InputError(f"column '{name}' of {table.path} is to be '{text}'; columns become features "
-                     "as number, number:indicator, vector, vector:indicator, category, date, text, "
-                     "or text:WIDTH")
+                     "as number, number:indicator, vector, vector:indicator, category, date, "
+                     "date:parts, text, or text:WIDTH")
 
 
 class _Moments:
@@ -250,12 +254,16 @@ class _Category(_Way):
 
 class _Date(_Way):
     """A time, as `number`, and as the hands of clocks: sine and cosine of the time of the year, of
-    the week and, where times are not all midnights, of the day. All 0 where there is none."""
+    the week and, where times are not all midnights, of the day. All 0 where there is none.
+
+    `parts`: the hands alone, which are the same in years to come.
+    """
 
     kind = "date"
 
-    def __init__(self, table: Table, name: str) -> None:
+    def __init__(self, table: Table, name: str, parts: bool) -> None:
         super().__init__(table, name)
+        self._parts = parts
         self._moments, self._periods = _Moments(), [_YEAR, _WEEK]
 
     def see(self, piece: Table) -> None:
@@ -266,14 +274,16 @@ class _Date(_Way):
 
     def found(self) -> int:
         (mean,), (deviation,) = self._moments.found()
-        self.record |= {"mean": float(mean), "deviation": float(deviation), "missing": 0,
-                        "parts": ["year", "week", "day"][:len(self._periods)]}
-        return 1 + 2 * len(self._periods)
+        self.record |= {"missing": 0, "parts": ["year", "week", "day"][:len(self._periods)]}
+        if not self._parts:
+            self.record |= {"mean": float(mean), "deviation": float(deviation)}
+        return (not self._parts) + 2 * len(self._periods)
 
     def rows(self, piece: Table) -> np.ndarray:
         seconds = self._seconds(piece)
         self.record["missing"] += int(np.isnan(seconds).sum())
-        columns = [(seconds - self.record["mean"]) / (self.record["deviation"] or 1)]
+        columns = [] if self._parts else [
+            (seconds - self.record["mean"]) / (self.record["deviation"] or 1)]
         for period in self._periods:
             angle = 2 * np.pi * (((seconds + _MONDAY * (period == _WEEK)) / period) % 1)
             columns += [np.sin(angle), np.cos(angle)]

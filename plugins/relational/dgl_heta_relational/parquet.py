@@ -1,0 +1,161 @@
+"""A directory of Parquet files: a table each, with keys in relational.toml or in RelBench's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dgl_heta import HetaError, InputError
+from dgl_heta.tools import plain_column, read_section, read_toml, sort_of
+from dgl_heta_relational.settings import RelationalSettings
+from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table
+
+KEYS = "relational.toml"
+RELBENCH = (b"pkey_col", b"fkey_col_to_pkey_table", b"time_col")
+"""What RelBench writes about a table into its file."""
+
+
+def is_directory_of_tables(path: Path) -> bool:
+    """Return whether a directory holds tables with their keys."""
+    if not path.is_dir():
+        return False
+    if (path / KEYS).is_file():
+        return True
+    return any(_relbench(file) is not None for file in _files(path)[:1])
+
+
+def _files(path: Path) -> list[Path]:
+    """The tables of a directory: its files, or those in `db`, as RelBench has them."""
+    return sorted(path.glob("*.parquet")) or sorted((path / "db").glob("*.parquet"))
+
+
+def _relbench(file: Path) -> dict[str, Any] | None:
+    """What RelBench says of a table in its file, or None."""
+    try:
+        said = pq.read_schema(file).metadata or {}
+        return ({name.decode(): json.loads(said[name]) for name in RELBENCH}
+                if {*RELBENCH} <= said.keys() else None)
+    except (OSError, pa.ArrowException, ValueError):
+        return None  # whoever reads it says what is wrong
+
+
+class ParquetDirectory(Database):
+    """The tables of a directory, one in each file.
+
+    Raises
+    ------
+    InputError
+        A file that is no Parquet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.where = path.resolve().name, str(path)
+        self._path, self._seen = path, dict[str, tuple[int, int]]()
+        self._files = {file.stem: file for file in _files(path)}
+        if not self._files:
+            raise InputError(f"{path} has no .parquet files, a table each")
+        self.tables = {name: self._table(name, file) for name, file in self._files.items()}
+
+    def settings(self, said: RelationalSettings) -> RelationalSettings:
+        """What the directory's own file says, where it has one; over it what settings say.
+
+        Raises
+        ------
+        InputError
+            The file is no TOML, or has other words.
+        """
+        file = self._path / KEYS
+        if not file.is_file():
+            return said
+        values = read_toml(file, "keys")
+        given = said.model_dump(exclude_unset=True)
+        tables = {**values.pop("tables", {}), **given.pop("tables", {})}
+        settings: RelationalSettings = read_section(
+            RelationalSettings, {**values, **given, "tables": tables}, str(file))
+        return settings
+
+    def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
+        counts = [pq.read_metadata(self._files[table.name]).num_rows]
+        known = [0] * len(keys)
+        columns = sorted({column for key in keys for column in key.columns})
+        for batch in self.batches(table, columns) if keys else ():
+            for place, key in enumerate(keys):
+                valid = [batch.column(column).is_valid() for column in key.columns]
+                for other in valid[1:]:
+                    valid[0] = pc.and_(valid[0], other)
+                known[place] += valid[0].true_count
+        return counts + known
+
+    def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
+        file = self._files[table.name]
+        self._check_unchanged(table.name)
+        try:
+            with pq.ParquetFile(file) as opened:
+                for batch in opened.iter_batches(ROWS, columns=list(columns)):
+                    batch.validate(full=True)
+                    yield pa.record_batch([_as_declared(batch.column(name), table.columns[name])
+                                           for name in columns], list(columns))
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise InputError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+        self._check_unchanged(table.name)
+
+    def query(self, text: str) -> Iterator[Any]:
+        raise InputError(f"{self.where} is a directory of files, which answers no query; give the "
+                         "table of (id, time, label) itself as task.table, without --task")
+
+    def _table(self, name: str, file: Path) -> Table:
+        try:
+            schema = pq.read_schema(file)
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise InputError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+        self._check_unchanged(name)
+        columns = {column.name: _declared(column.type) for column in schema}
+        said = _relbench(file)
+        if said is None:
+            return Table(name, columns)
+        return Table(name, columns, (said["pkey_col"],) if said["pkey_col"] else (),
+                     tuple(ForeignKey((column,), other)
+                           for column, other in said["fkey_col_to_pkey_table"].items()),
+                     said["time_col"])
+
+    def _check_unchanged(self, name: str) -> None:
+        """Refuse a file that is another than when it was opened."""
+        state = self._files[name].stat()
+        now = (state.st_size, state.st_mtime_ns)
+        if self._seen.setdefault(name, now) != now:
+            raise HetaError(f"{self._files[name]} changed while it was read; read it again when "
+                            "nothing writes to it")
+
+
+def _declared(kind: Any) -> Any:
+    """The type that a column of a file has for readers; None for one that they do not know."""
+    if pa.types.is_dictionary(kind):
+        return _declared(kind.value_type)
+    sort = sort_of(kind)
+    if sort == "time":
+        if pa.types.is_duration(kind):
+            return pa.float64()
+        return pa.date32() if pa.types.is_date(kind) else pa.timestamp("us", "UTC")
+    return {"text": pa.large_string(), "whole": pa.int64(), "float": pa.float64(),
+            "decimal": pa.float64(), "truth": pa.bool_(), "bytes": pa.large_binary()}.get(sort)
+
+
+def _as_declared(column: Any, kind: Any) -> Any:
+    """A column of a file in the type that readers know."""
+    column = plain_column(column)
+    if pa.types.is_duration(column.type):
+        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
+        return pc.divide(pc.cast(pc.cast(column, pa.int64()), pa.float64()), float(per_second))
+    if pa.types.is_timestamp(column.type):  # of finer units than microseconds what is finer is cut
+        zone = column.type.tz
+        column = pc.cast(column, pa.timestamp("us", zone), safe=False)
+        return column.cast(pa.timestamp("us")).cast(kind) if zone is None else column.cast(kind)
+    if pa.types.is_floating(column.type):  # as pandas has a number that is missing
+        column = pc.if_else(pc.is_nan(column), None, column)
+    return column if kind is None else pc.cast(column, kind)
