@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,25 +42,27 @@ class Relational(Reader):
     def schema(self, path: Any, **options: Any) -> Schema:
         from dgl_heta_relational.layout import make_layout
 
-        with self._open(path) as database:
-            return make_layout(database, self.settings).schema(database)
+        database, settings = self._open(path)
+        with database:
+            return make_layout(database, settings).schema(database)
 
     def read(self, path: Any, **options: Any) -> GraphSource:
         from dgl_heta_relational.graph import read_graph
 
-        with self._open(path) as database:
-            return read_graph(database, self.settings, options.get("task"))
+        database, settings = self._open(path)
+        with database:
+            return read_graph(database, settings, options.get("task"))
 
-    def _open(self, path: Any) -> Database:
+    def _open(self, path: Any) -> tuple[Database, RelationalSettings]:
+        """The database, and what is said of it."""
         if isinstance(path, str):
             from dgl_heta_relational.sql import SqlDatabase
 
-            return SqlDatabase(path, self.settings)
+            return SqlDatabase(path, self.settings), self.settings
         from dgl_heta_relational.parquet import ParquetDirectory
 
         directory = ParquetDirectory(path)
-        self.settings = copy.copy(directory.settings(self.settings))
-        return directory
+        return directory, directory.settings(self.settings)
 
 
 @hookimpl

@@ -113,7 +113,9 @@ class SqlDatabase(Database):
 
     def _reflected(self, schemas: Sequence[str]) -> dict[str, Table]:
         """All tables and views."""
-        look, found = sa.inspect(self._connection), {}
+        look: Any = (DuckDbCatalog(self._connection) if self._engine.dialect.name == "duckdb"
+                     else sa.inspect(self._connection))
+        found = {}
         if wrong := [name for name in schemas if name not in look.get_schema_names()]:
             raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
                              f"does not have; schemas: {', '.join(look.get_schema_names())}")
@@ -132,29 +134,16 @@ class SqlDatabase(Database):
             return other if other_schema in (None, *schemas[:1]) else f"{other_schema}.{other}"
 
         columns = {c["name"]: arrow_type(c["type"]) for c in look.get_columns(name, schema)}
-        key = look.get_pk_constraint(name, schema)["constrained_columns"] if not is_view else ()
-        foreign = [ForeignKey(tuple(each["constrained_columns"]),
-                              full(each["referred_schema"], each["referred_table"]),
-                              tuple(each["referred_columns"] or ()))
-                   for each in (look.get_foreign_keys(name, schema) if not is_view else ())]
-        if self._engine.dialect.name == "duckdb" and not is_view:
-            key, foreign = self._duckdb_keys(schema, name)
+        key = () if is_view else look.get_pk_constraint(name, schema)["constrained_columns"]
+        foreign = {tuple(each["constrained_columns"]): ForeignKey(
+            tuple(each["constrained_columns"]),
+            full(each["referred_schema"], each["referred_table"]),
+            tuple(each["referred_columns"] or ()))
+            for each in (() if is_view else look.get_foreign_keys(name, schema))}
         self._sql[full(schema, name)] = sa.table(
             name, *(sa.column(column) for column in columns), schema=schema)
-        return Table(full(schema, name), columns, tuple(key) or None, tuple(
-            sorted({k.columns: k for k in foreign}.values(), key=lambda k: k.columns)),
-            is_view=is_view)
-
-    def _duckdb_keys(self, schema: str | None, name: str) -> tuple[list[str], list[ForeignKey]]:
-        """The keys of a table of DuckDB, which the driver does not reflect."""
-        rows = self._connection.execute(sa.text(
-            "SELECT constraint_type, constraint_column_names, referenced_table, "
-            "referenced_column_names FROM duckdb_constraints() WHERE table_name = :name AND "
-            "schema_name = coalesce(:schema, current_schema()) AND "
-            "database_name = current_database()"), {"name": name, "schema": schema}).all()
-        key = [column for kind, columns, *_ in rows if kind == "PRIMARY KEY" for column in columns]
-        return key, [ForeignKey(tuple(columns), other, tuple(referred))
-                     for kind, columns, other, referred in rows if kind == "FOREIGN KEY"]
+        return Table(full(schema, name), columns, tuple(key) or None,
+                     tuple(foreign[columns] for columns in sorted(foreign)), is_view=is_view)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -213,8 +202,81 @@ def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
     return engine
 
 
+class DuckDbCatalog:
+    """What DuckDB says of its tables, in the words of SQLAlchemy's inspector, of which its driver
+    has a part alone."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        (self._schema,) = connection.exec_driver_sql("SELECT current_schema()").one()
+
+    def get_schema_names(self) -> list[str]:
+        return [name for name, in self._rows("SELECT schema_name FROM duckdb_schemas() WHERE "
+                                             "database_name = current_database()")]
+
+    def get_table_names(self, schema: str | None) -> list[str]:
+        return self._names("table", schema)
+
+    def get_view_names(self, schema: str | None) -> list[str]:
+        return self._names("view", schema)
+
+    def get_columns(self, name: str, schema: str | None) -> list[dict[str, Any]]:
+        rows = self._rows("SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = "
+                          ":name AND schema_name = :schema AND database_name = current_database() "
+                          "ORDER BY column_index", schema, name)
+        return [{"name": column, "type": duckdb_type(kind)} for column, kind in rows]
+
+    def get_pk_constraint(self, name: str, schema: str | None) -> dict[str, Any]:
+        found = [columns for kind, columns, *_ in self._constraints(name, schema)
+                 if kind == "PRIMARY KEY"]
+        return {"constrained_columns": found[0] if found else []}
+
+    def get_foreign_keys(self, name: str, schema: str | None) -> list[dict[str, Any]]:
+        return [{"constrained_columns": columns, "referred_schema": None, "referred_table": other,
+                 "referred_columns": referred}
+                for kind, columns, other, referred in self._constraints(name, schema)
+                if kind == "FOREIGN KEY"]
+
+    def _constraints(self, name: str, schema: str | None) -> list[Any]:
+        return self._rows("SELECT constraint_type, constraint_column_names, referenced_table, "
+                          "referenced_column_names FROM duckdb_constraints() WHERE table_name = "
+                          ":name AND schema_name = :schema AND database_name = current_database()",
+                          schema, name)
+
+    def _names(self, kind: str, schema: str | None) -> list[str]:
+        return [name for name, in self._rows(
+            f"SELECT {kind}_name FROM duckdb_{kind}s() WHERE schema_name = :schema AND NOT internal "
+            f"AND database_name = current_database() ORDER BY {kind}_name", schema)]
+
+    def _rows(self, text: str, schema: str | None = None, name: str = "") -> list[Any]:
+        given = {"schema": schema or self._schema, "name": name}
+        return list(self._connection.execute(
+            sa.text(text), {key: value for key, value in given.items() if f":{key}" in text}))
+
+
+def duckdb_type(kind: str) -> Any:
+    """SQLAlchemy's type for one of DuckDB's."""
+    if kind.startswith("DECIMAL"):
+        precision, scale = (int(number) for number in kind[8:-1].split(","))
+        return types.Numeric(precision, scale)
+    known: dict[str, Any] = {
+        "BOOLEAN": types.Boolean, "DATE": types.Date, "TIME": types.Time, "BLOB": types.LargeBinary,
+        "INTERVAL": types.Interval, "VARCHAR": types.String, "UUID": types.Uuid, "FLOAT": types.Float,
+        "DOUBLE": types.Float, "HUGEINT": types.Numeric, "UHUGEINT": types.Numeric}
+    if kind.startswith("TIMESTAMP"):
+        return types.DateTime()
+    if kind.startswith("ENUM"):
+        return types.String()
+    whole = kind.endswith(("INT", "INTEGER")) and kind not in known
+    return types.Integer() if whole else known.get(kind, types.NullType)()
+
+
 def arrow_type(declared: Any) -> Any:
     """Arrow's type for what a column is declared as; None if there is none."""
+    try:
+        declared = declared.as_generic()
+    except NotImplementedError:
+        return None
     if isinstance(declared, types.Numeric) and not isinstance(declared, types.Float):
         return pa.int64() if declared.scale == 0 and (declared.precision or 99) < 19 else (
             pa.float64())
