@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dgl_heta import HetaError, InputError
-from dgl_heta.tools import plain_column, read_section, read_toml, sort_of
+from dgl_heta.tools import read_section, read_toml
+from dgl_heta_relational.arrow_types import as_declared, declared
 from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table
 
@@ -99,8 +100,7 @@ class ParquetDirectory(Database):
             with pq.ParquetFile(file) as opened:
                 for batch in opened.iter_batches(ROWS, columns=list(columns)):
                     batch.validate(full=True)
-                    yield pa.record_batch([_as_declared(batch.column(name), table.columns[name])
-                                           for name in columns], list(columns))
+                    yield as_declared(batch.select(list(columns)))
         except (OSError, pa.ArrowException, ValueError) as error:
             raise InputError(f"cannot read {file}: {' '.join(str(error).split())}") from None
         self._check_unchanged(table.name)
@@ -115,7 +115,7 @@ class ParquetDirectory(Database):
         except (OSError, pa.ArrowException, ValueError) as error:
             raise InputError(f"cannot read {file}: {' '.join(str(error).split())}") from None
         self._check_unchanged(name)
-        columns = {column.name: _declared(column.type) for column in schema}
+        columns = {column.name: declared(column.type) for column in schema}
         said = _relbench(file)
         if said is None:
             return Table(name, columns)
@@ -131,31 +131,3 @@ class ParquetDirectory(Database):
         if self._seen.setdefault(name, now) != now:
             raise HetaError(f"{self._files[name]} changed while it was read; read it again when "
                             "nothing writes to it")
-
-
-def _declared(kind: Any) -> Any:
-    """The type that a column of a file has for readers; None for one that they do not know."""
-    if pa.types.is_dictionary(kind):
-        return _declared(kind.value_type)
-    sort = sort_of(kind)
-    if sort == "time":
-        if pa.types.is_duration(kind):
-            return pa.float64()
-        return pa.date32() if pa.types.is_date(kind) else pa.timestamp("us", "UTC")
-    return {"text": pa.large_string(), "whole": pa.int64(), "float": pa.float64(),
-            "decimal": pa.float64(), "truth": pa.bool_(), "bytes": pa.large_binary()}.get(sort)
-
-
-def _as_declared(column: Any, kind: Any) -> Any:
-    """A column of a file in the type that readers know."""
-    column = plain_column(column)
-    if pa.types.is_duration(column.type):
-        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
-        return pc.divide(pc.cast(pc.cast(column, pa.int64()), pa.float64()), float(per_second))
-    if pa.types.is_timestamp(column.type):  # of finer units than microseconds what is finer is cut
-        zone = column.type.tz
-        column = pc.cast(column, pa.timestamp("us", zone), safe=False)
-        return column.cast(pa.timestamp("us")).cast(kind) if zone is None else column.cast(kind)
-    if pa.types.is_floating(column.type):  # as pandas has a number that is missing
-        column = pc.if_else(pc.is_nan(column), None, column)
-    return column if kind is None else pc.cast(column, kind)

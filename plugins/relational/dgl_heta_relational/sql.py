@@ -20,11 +20,9 @@ from dgl_heta_relational.values import BatchMaker
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
-_FILES = ("sqlite", "duckdb")
 _SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)
 _TIMEOUT_S = 30
 _ARGUMENTS: dict[str, dict[str, Any]] = {
-    "duckdb": {"read_only": True},
     "postgresql": {"connect_timeout": _TIMEOUT_S, "keepalives_idle": 30, "keepalives_interval": 10,
                    "keepalives_count": 3, "options": "-c synchronize_seqscans=off"},
     "mysql": {"connect_timeout": _TIMEOUT_S, "read_timeout": 600},
@@ -35,7 +33,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 class SqlDatabase(Database):
     """The database of a URL.
 
-    All is read in one transaction: of SQLite, DuckDB, PostgreSQL and InnoDB it sees one moment,
+    All is read in one transaction: of SQLite, PostgreSQL and InnoDB it sees one moment,
     whatever others write.
 
     Raises
@@ -113,9 +111,7 @@ class SqlDatabase(Database):
 
     def _reflected(self, schemas: Sequence[str]) -> dict[str, Table]:
         """All tables and views."""
-        look: Any = (DuckDbCatalog(self._connection) if self._engine.dialect.name == "duckdb"
-                     else sa.inspect(self._connection))
-        found = {}
+        look, found = sa.inspect(self._connection), {}
         if wrong := [name for name in schemas if name not in look.get_schema_names()]:
             raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
                              f"does not have; schemas: {', '.join(look.get_schema_names())}")
@@ -170,9 +166,9 @@ def _parsed(url: str) -> sa.URL:
         raise InputError("the URL of the database has a password in it, which would come into "
                          f"logs and stores; set the environment variable {PASSWORD}, or what the "
                          "driver reads (PostgreSQL: ~/.pgpass)")
-    if parsed.get_backend_name() in _FILES and not Path(parsed.database or "").is_file():
-        raise InputError(f"there is no database {parsed.database or '(in memory)'}; after "
-                         f"{parsed.get_backend_name()}:/// comes the path of a file")
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+        raise InputError(f"there is no database '{parsed.database or ''}'; after sqlite:/// comes "
+                         "the path of a file")
     return parsed
 
 
@@ -182,7 +178,7 @@ def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
     if kind == "sqlite":
         url = url.set(database=Path(url.database or "").absolute().as_uri() + "?mode=ro",
                       query={"uri": "true"})
-    elif kind not in _FILES and password:
+    elif password:
         url = url.set(password=password)
     try:
         engine = sa.create_engine(url, connect_args=arguments, poolclass=sa.pool.NullPool,
@@ -200,75 +196,6 @@ def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
             connection.exec_driver_sql("BEGIN")
             connection.exec_driver_sql("SELECT count(*) FROM sqlite_master")
     return engine
-
-
-class DuckDbCatalog:
-    """What DuckDB says of its tables, in the words of SQLAlchemy's inspector, of which its driver
-    has a part alone."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        (self._schema,) = connection.exec_driver_sql("SELECT current_schema()").one()
-
-    def get_schema_names(self) -> list[str]:
-        return [name for name, in self._rows("SELECT schema_name FROM duckdb_schemas() WHERE "
-                                             "database_name = current_database()")]
-
-    def get_table_names(self, schema: str | None) -> list[str]:
-        return self._names("table", schema)
-
-    def get_view_names(self, schema: str | None) -> list[str]:
-        return self._names("view", schema)
-
-    def get_columns(self, name: str, schema: str | None) -> list[dict[str, Any]]:
-        rows = self._rows("SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = "
-                          ":name AND schema_name = :schema AND database_name = current_database() "
-                          "ORDER BY column_index", schema, name)
-        return [{"name": column, "type": duckdb_type(kind)} for column, kind in rows]
-
-    def get_pk_constraint(self, name: str, schema: str | None) -> dict[str, Any]:
-        found = [columns for kind, columns, *_ in self._constraints(name, schema)
-                 if kind == "PRIMARY KEY"]
-        return {"constrained_columns": found[0] if found else []}
-
-    def get_foreign_keys(self, name: str, schema: str | None) -> list[dict[str, Any]]:
-        return [{"constrained_columns": columns, "referred_schema": None, "referred_table": other,
-                 "referred_columns": referred}
-                for kind, columns, other, referred in self._constraints(name, schema)
-                if kind == "FOREIGN KEY"]
-
-    def _constraints(self, name: str, schema: str | None) -> list[Any]:
-        return self._rows("SELECT constraint_type, constraint_column_names, referenced_table, "
-                          "referenced_column_names FROM duckdb_constraints() WHERE table_name = "
-                          ":name AND schema_name = :schema AND database_name = current_database()",
-                          schema, name)
-
-    def _names(self, kind: str, schema: str | None) -> list[str]:
-        return [name for name, in self._rows(
-            f"SELECT {kind}_name FROM duckdb_{kind}s() WHERE schema_name = :schema AND NOT internal "
-            f"AND database_name = current_database() ORDER BY {kind}_name", schema)]
-
-    def _rows(self, text: str, schema: str | None = None, name: str = "") -> list[Any]:
-        given = {"schema": schema or self._schema, "name": name}
-        return list(self._connection.execute(
-            sa.text(text), {key: value for key, value in given.items() if f":{key}" in text}))
-
-
-def duckdb_type(kind: str) -> Any:
-    """SQLAlchemy's type for one of DuckDB's."""
-    if kind.startswith("DECIMAL"):
-        precision, scale = (int(number) for number in kind[8:-1].split(","))
-        return types.Numeric(precision, scale)
-    known: dict[str, Any] = {
-        "BOOLEAN": types.Boolean, "DATE": types.Date, "TIME": types.Time, "BLOB": types.LargeBinary,
-        "INTERVAL": types.Interval, "VARCHAR": types.String, "UUID": types.Uuid, "FLOAT": types.Float,
-        "DOUBLE": types.Float, "HUGEINT": types.Numeric, "UHUGEINT": types.Numeric}
-    if kind.startswith("TIMESTAMP"):
-        return types.DateTime()
-    if kind.startswith("ENUM"):
-        return types.String()
-    whole = kind.endswith(("INT", "INTEGER")) and kind not in known
-    return types.Integer() if whole else known.get(kind, types.NullType)()
 
 
 def arrow_type(declared: Any) -> Any:

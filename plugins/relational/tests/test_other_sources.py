@@ -10,7 +10,7 @@ import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.graph import read_graph
 from dgl_heta_relational.parquet import ParquetDirectory
-from dgl_heta_relational.sql import SqlDatabase
+from dgl_heta_relational.duck import DuckDatabase
 
 from dgl_heta import HetaError, InputError, Relation
 from dgl_heta.graph.readers import open_source
@@ -81,7 +81,6 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
 
 def test_duckdb(tmp_path):
     duckdb = pytest.importorskip("duckdb")
-    pytest.importorskip("duckdb_engine")
     with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
         connection.execute("CREATE TABLE customer (id INTEGER PRIMARY KEY, country VARCHAR)")
         connection.execute('CREATE TABLE "order" (id VARCHAR PRIMARY KEY, customer INTEGER '
@@ -90,7 +89,7 @@ def test_duckdb(tmp_path):
         connection.execute("INSERT INTO \"order\" VALUES ('a', 3, '2020-01-01', 1), "
                            "('b', NULL, NULL, 2)")
     chosen = RelationalSettings.model_validate({"tables": {"order": {"time": "placed"}}})
-    with SqlDatabase(f"duckdb:///{tmp_path}/shop.duckdb", chosen) as database:
+    with DuckDatabase(f"duckdb:///{tmp_path}/shop.duckdb", chosen) as database:
         source = read_graph(database, chosen, None)
     assert edges(source) == [(0, 1)]
     assert source.times["order"][0] == 1577836800
