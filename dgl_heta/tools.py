@@ -143,23 +143,22 @@ if TYPE_CHECKING:
     from dgl_heta.features.learnable import initial_rows
     from dgl_heta.features.row_kernels import gather_rows, new_rows
     from dgl_heta.features.static import StaticFeatures
-    from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
-    from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
-    from dgl_heta.graph.readers.sizes import check_archive
-    from dgl_heta.graph.source import ALWAYS, MASKS, graph_names, part_tensor
     from dgl_heta.graph.changes import REVERSE, with_reverse
+    from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
     from dgl_heta.graph.labels import known_entries
     from dgl_heta.graph.node_ids import NodeIds
     from dgl_heta.graph.readers.arrays import node_task
     from dgl_heta.graph.readers.column_values import as_text, sort_of
     from dgl_heta.graph.readers.column_values import plain as plain_column
     from dgl_heta.graph.readers.columns import task_columns
+    from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
     from dgl_heta.graph.readers.id_shards import ArrayFile, IdShards, TextFile
     from dgl_heta.graph.readers.id_shards import mapped as mapped_files
+    from dgl_heta.graph.readers.sizes import check_archive
     from dgl_heta.graph.readers.splits import masks_of
     from dgl_heta.graph.readers.table_features import table_features
     from dgl_heta.graph.readers.table_reader import Table as ColumnTable
-    from dgl_heta.settings.toml import read_toml
+    from dgl_heta.graph.source import ALWAYS, MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
@@ -175,6 +174,7 @@ if TYPE_CHECKING:
     from dgl_heta.report.metrics_log import log_line
     from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
     from dgl_heta.settings import load_settings, read_section, section_name
+    from dgl_heta.settings.toml import read_toml
     from dgl_heta.store.source_checks import check_source
     from dgl_heta.store.structure import changed
     from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic

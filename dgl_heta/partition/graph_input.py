@@ -18,7 +18,7 @@ from dgl_heta.hooks.packaged import to_install
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
-from dgl_heta.system.remote_files import RemotePath, file_path, is_remote
+from dgl_heta.system.remote_files import RemotePath, is_remote
 
 
 @dataclass(frozen=True)

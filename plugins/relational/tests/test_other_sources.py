@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dgl_heta_relational import RelationalSettings
+from dgl_heta_relational.duck import DuckDatabase
 from dgl_heta_relational.graph import read_graph
 from dgl_heta_relational.parquet import ParquetDirectory
-from dgl_heta_relational.duck import DuckDatabase
 
 from dgl_heta import HetaError, InputError, Relation
 from dgl_heta.graph.readers import open_source
