@@ -33,6 +33,9 @@ def predict(
         help="module:attribute, for a run that was trained with one.")] = None,
     store: Annotated[Path | None, typer.Option(help="The relation store, if it has moved.")] = None,
     chunk: Annotated[int, typer.Option(help="Nodes to compute at a time.")] = 8192,
+    time: Annotated[str | None, typer.Option(
+        help="For a graph with times: when nodes are seen, such as 2026-11-23 or "
+        "2026-11-23T09:30:00+01:00; nothing later counts.")] = None,
     overwrite: Overwrite = False, as_json: AsJson = False,
 ) -> None:
     """Predict for all nodes of a type, layer by layer with all neighbours, out of core."""
@@ -44,7 +47,7 @@ def predict(
     check_alone("`dgl-heta predict`")
     with drawn_events(not as_json) as report:
         result = PredictionJob(run_dir, output, ntype, what, parts, model, store, chunk,
-                               overwrite).run(plugins(), report)
+                               overwrite, time).run(plugins(), report)
     if as_json:
         print_json(result)
     else:
@@ -61,6 +64,9 @@ def _say(result: dict[str, Any]) -> None:
               f"{escape(printable(result['ntype']))}, {result['width']} wide, in "
               f"{result['seconds']:.1f} s by {several(result['workers'], 'worker')}",
               highlight=False, soft_wrap=True)
+    if result["later"]:
+        note(f"{several(result['later'], 'node')} of {result['rows']:,} are later than --time and "
+             "have no prediction: NaN, or -1 for a class, 255 for a label")
     if result["named"]:
         note(f"classes in {result['out']} are places, from 0, in the list of their names "
              "(`classes` of the store's info); .csv has the names")

@@ -103,6 +103,7 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
     InputError
         As planning does; no training node.
     """
+    store.check_untimed("a comparison of partition methods samples")
     schema = store.schema
     hops = request.hops or DEFAULT_HOPS
     task = store.manifest.task

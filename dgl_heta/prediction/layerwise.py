@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.graph.schema import Relation
 from dgl_heta.models import HGNN, slot
@@ -24,6 +24,7 @@ from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, RelationBlock
+from dgl_heta.sampling.moments import Moments, TimeDraws
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
 from dgl_heta.store.structure import in_edges
@@ -42,10 +43,23 @@ class Layerwise:
     scratch : directory that all workers see, for the states.
     chunk : nodes to compute at a time.
     report : receives progress: layer, node type, nodes done, nodes in all.
+    time, strict : of a graph with times, the one at which all nodes are seen, seconds since 1970,
+        and whether they see only what is there before.
+
+    Raises
+    ------
+    InputError
+        A graph with times and no time, or a time of a graph without.
     """
 
     def __init__(self, store: Store, plan: Plan, model: HGNN, inputs: Inputs, world: Comm,
-                 scratch: Path, chunk: int, report: Callable[[dict[str, Any]], None]) -> None:
+                 scratch: Path, chunk: int, report: Callable[[dict[str, Any]], None],
+                 time: int | None = None, strict: bool = False) -> None:
+        if store.manifest.timed != (time is not None):
+            raise InputError("the graph has times; say at which one to predict" if time is None
+                             else "the graph has no times; predict without one")
+        self._moments = None if time is None else Moments(
+            np.array([time]), store.schema.node_counts, TimeDraws(strict=strict))
         self._store, self._plan, self._model, self._inputs = store, plan, model, inputs
         self._world, self._scratch, self._chunk, self._report = world, scratch, chunk, report
         (self._target,) = plan.targets
@@ -128,8 +142,11 @@ class Layerwise:
         order = {r: i for i, r in enumerate(self._store.schema.relations)}
         parts, sources = [], {ntype: [ids]}
         for relation in sorted(relations, key=order.__getitem__):
-            indptr, neighbours = in_edges(relation, self._store.relation(relation), ids,
-                                          self._store.schema.node_counts[relation.src])
+            csc, most = self._store.relation(relation), None
+            if self._moments is not None:
+                most = self._moments.degrees(relation, csc, self._store.times(relation), ids)
+            indptr, neighbours = in_edges(relation, csc, ids,
+                                          self._store.schema.node_counts[relation.src], most)
             parts.append((relation, indptr, neighbours))
         rows, edges = {}, []
         for source in {r.src for r, _, _ in parts}:

@@ -20,7 +20,8 @@ from dgl_heta.training.table_files import mapped_tensors
 from dgl_heta.training.trained_model import write_weights
 
 
-def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192) -> np.ndarray:
+def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
+                time: int | None = None) -> np.ndarray:
     """Compute the outputs for all nodes of the target, layer by layer, with all neighbours.
 
     Every state is computed once. All workers call it, with a path on a disk that all see.
@@ -29,6 +30,8 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192) -> 
     ----------
     out : a new file of NumPy's, (nodes, outputs).
     chunk : nodes to compute at a time.
+    time : of a graph with times, the one at which all nodes are seen, seconds since 1970; what
+        comes for nodes whose rows are later says nothing.
 
     Returns
     -------
@@ -76,7 +79,8 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192) -> 
 
         try:
             Layerwise(part.store, part.plan.without_owners(), module, inputs, part.world, scratch,
-                      chunk, lambda event: None).run(write)
+                      chunk, lambda event: None, time, part.settings.train.strictly_before
+                      ).run(write)
         finally:
             for each, mode in modes.items():
                 each.training = mode

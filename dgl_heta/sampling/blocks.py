@@ -297,7 +297,8 @@ class MiniBatch:
     that were read with the batch, by the names that a model knows them by; None if none were.
     `copied` is the event after which they and the edges are on the device, if they are on the way.
     `excluded` are the edges that were left out of this batch, as :meth:`NeighborSampler.sample` was
-    given them.
+    given them. Where seeds have times, a node has a row for each at which it is seen; `places` are
+    then, for each row of the first block's source side, that of its node in `input_nodes`.
     """
 
     blocks: list[Block]
@@ -307,6 +308,7 @@ class MiniBatch:
     rows: dict[str, Tensor] | None = None
     copied: torch.cuda.Event | None = None
     excluded: Mapping[Relation, np.ndarray] = field(default_factory=dict)
+    places: dict[str, np.ndarray] | None = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the edges."""

@@ -16,6 +16,9 @@ from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
+Until = tuple[np.ndarray, np.ndarray, bool]
+"""How many in-edges each node sees, the keys of its draws, whether the latest are drawn."""
+
 
 @dataclass(frozen=True)
 class EdgeSample:
@@ -29,6 +32,7 @@ class EdgeSample:
     hubs: HubPieces | None
     weights: np.ndarray | None = None
     excluded: np.ndarray | None = None
+    until: Until | None = None
 
     def positions(self, nodes: np.ndarray, edges: int) -> np.ndarray:
         """Where the edges are in the relation's CSC, int64 (edges,), in the block's order.
@@ -46,7 +50,7 @@ class EdgeSample:
         out = np.empty(edges, np.int64)
         low, high = (None, None) if self.hubs is None else (self.hubs.low, self.hubs.high)
         count = sample_positions(self.csc.indptr, nodes, low, high, self.fanout, self.key,
-                               self.weights, len(self.csc.indices), out, self.excluded)
+                               self.weights, len(self.csc.indices), out, self.excluded, self.until)
         if count == BAD or count != edges:
             raise changed(self.relation, self.csc)
         return out

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,12 +24,11 @@ from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
-from dgl_heta.sampling.positions import EdgeSample
+from dgl_heta.sampling.positions import EdgeSample, Until
 from dgl_heta.sampling.rows import NodeRows, RowScratch
 from dgl_heta.sampling.sampling_kernels import (
     BAD,
     count_sampled,
-    give_rows,
     sample_neighbors,
     sample_pieces,
 )
@@ -53,6 +52,8 @@ class Sample:
     left_out : as :meth:`HeldOut.left_out` has it.
     weights : of the relation's edges, as :func:`sample_neighbors` has them.
     excluded : positions in `csc` of edges that are sampled like others and dropped, ascending.
+    until, shifts : where seeds have times, which edges each node sees, as :func:`sample_neighbors`
+        has them, and what the ids of its neighbours are more by (:class:`Moments`).
     """
 
     relation: Relation
@@ -67,12 +68,14 @@ class Sample:
     hubs: HubPieces | None = None
     weights: np.ndarray | None = None
     excluded: np.ndarray | None = None
+    until: Until | None = None
+    shifts: np.ndarray | None = None
 
     def most(self, indptr: np.ndarray) -> int:
         """Make room: the largest number of edges. `indptr` is filled, but not that of hubs."""
         if self.hubs is None:
             most: int = count_sampled(self.csc.indptr, self.nodes, self.fanout,
-                                      len(self.csc.indices), indptr)
+                                      len(self.csc.indices), indptr, self.until)
             self.check(most)
             return most
         here = self.hubs.high - self.hubs.low
@@ -95,7 +98,7 @@ class Sample:
             torch.from_numpy(self.hubs.own), torch.from_numpy(order))
         sample = None if self.left_out is not None else EdgeSample(
             self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights,
-            self.excluded)
+            self.excluded, self.until)
         return RelationBlock(self.relation, self.start, torch.from_numpy(indptr),
                              torch.from_numpy(indices), self.place, self.chosen, shared, sample)
 
@@ -103,10 +106,11 @@ class Sample:
         """The same for some of the nodes each."""
         if self.hubs is not None or len(self.nodes) <= PIECE:
             return [self]
-        return [Sample(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
-                     self.fanout, self.key, self.left_out, weights=self.weights,
-                     excluded=self.excluded)
-                for low in range(0, len(self.nodes), PIECE)]
+        return [replace(self, nodes=self.nodes[few], start=0, chosen=None,
+                        until=self.until and (self.until[0][few], self.until[1][few],
+                                              self.until[2]),
+                        shifts=None if self.shifts is None else self.shifts[few])
+                for low in range(0, len(self.nodes), PIECE) for few in [slice(low, low + PIECE)]]
 
 
 class LayerSampling(Protocol):
@@ -173,13 +177,13 @@ def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, row_of: np.ndarray
     if hubs is None:
         size, total = sample_neighbors(
             csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key, wanted.weights,
-            indptr, out, row_of, rows, size, wanted.left_out, wanted.excluded)
+            indptr, out, row_of, rows, size, wanted.left_out, wanted.excluded, wanted.until)
         wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
     size, total = sample_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
                               wanted.fanout, wanted.key, wanted.weights, indptr, out, order, row_of,
-                              rows, size, wanted.left_out, wanted.excluded)
+                              rows, size, wanted.left_out, wanted.excluded, wanted.until)
     wanted.check(total)
     return size, order[:total], total
 
@@ -190,6 +194,11 @@ def sample_in_turn(wanted: Iterable[Sample], rows: Mapping[str, NodeRows]
     blocks = []
     for each in wanted:
         sources = rows[each.relation.src]
+        if not len(sources.row_of):  # rows are of more than nodes
+            piece = _Sampled(each)
+            piece()
+            blocks.append(_with_rows(each, [piece], sources))
+            continue
         indptr = np.empty(len(each.nodes) + 1, np.int64)
         most = each.most(indptr)
         sources.reserve(most)
@@ -231,9 +240,8 @@ def _with_rows(wanted: Sample, pieces: Sequence[_Sampled], sources: NodeRows) ->
     row = edge = 0
     for piece in pieces:
         stop = edge + len(piece.ids)
-        sources.size, given = give_rows(piece.ids, indices[edge:stop], sources.row_of,
-                                        sources.buffer, sources.size)
-        wanted.check(given)
+        wanted.check(sources.give(piece.ids, indices[edge:stop], piece.indptr,
+                                  piece.wanted.shifts))
         if len(pieces) > 1:
             np.add(piece.indptr[1:], edge, out=indptr[row + 1:row + len(piece.indptr)])
             row += len(piece.indptr) - 1

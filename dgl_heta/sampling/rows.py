@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from dgl_heta.sampling.sampling_kernels import give_rows
+
 
 class NodeRows:
     """Rows of one node type in order of first appearance.
@@ -29,6 +31,21 @@ class NodeRows:
     def ids(self) -> np.ndarray:
         """The node of each row; a view that the next rows may leave behind."""
         return self.buffer[:self.size]
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        """The row of each id, int32; -1 for those that are none."""
+        return self.row_of[ids]
+
+    def give(self, ids: np.ndarray, out: np.ndarray, indptr: np.ndarray, shifts: np.ndarray | None
+             ) -> int:
+        """Fill `out` with the rows of ids, new ones for those that have none; room for these was
+        made. Returns their number, or BAD where one is no node.
+
+        `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are
+        meant, if there are `shifts`.
+        """
+        self.size, given = give_rows(ids, out, self.row_of, self.buffer, self.size)
+        return int(given)
 
     def reserve(self, extra: int) -> None:
         """Make room for up to `extra` more rows."""

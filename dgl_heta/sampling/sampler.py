@@ -19,6 +19,7 @@ from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.moments import Moments, TimeDraws, TimedRows
 from dgl_heta.sampling.relation_samples import LayerSampling, OnCores, Sample
 from dgl_heta.sampling.rows import NodeRows
 from dgl_heta.sampling.sampling_kernels import hash_key
@@ -66,24 +67,26 @@ class NeighborSampler:
         aggregations read the destination.
     together : whether every worker of the group has each node type of which any worker has such
         rows, maybe none.
+    time : how edges with times are drawn.
 
     Attributes
     ----------
     scope, fanouts, held_out : as given.
     graph, weights : per relation that is run its in-edges, and the weights of its edges or None.
     counts : nodes per type.
+    timed : whether the graph has times, so that seeds must have some.
     """
 
     def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
                  seed_states: bool = True, agree: Agree | None = None,
                  held_out: HeldOut | None = None, threads: int = 1,
                  deliver: Deliver | None = None, remote_states: bool = True,
-                 together: bool = False) -> None:
+                 together: bool = False, time: TimeDraws = TimeDraws()) -> None:  # noqa: B008
         _check_fanouts(fanouts, scope.hops)
         self.scope, self.fanouts, self._seed = scope, tuple(fanouts), seed
         self._seed_states, self._agree, self.held_out = seed_states, agree, held_out
         self._deliver, self._remote_states = deliver, remote_states and seed_states
-        self._together = together
+        self._together, self._time, self.timed = together, time, store.manifest.timed
         self._types = store.schema.node_types
         self._served = frozenset(scope.offloading.served if scope.offloading else ())
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
@@ -97,6 +100,8 @@ class NeighborSampler:
             r: store.relation(r, pieces=r in scope.ranges or r in scope.owner)
             for r in self._order if r in used}
         self.weights = {r: store.weights(r) for r in self.graph}
+        self._times = {r: store.times(r, pieces=r in scope.ranges or (
+            r in scope.owner and r not in scope.hubs)) for r in self.graph}
         for relation, hubs in scope.hubs.items():
             indptr = store.pointers(relation)
             if (indptr[hubs.nodes + 1] - indptr[hubs.nodes] != hubs.degree).any():
@@ -107,7 +112,16 @@ class NeighborSampler:
         self._layers: LayerSampling = OnCores(self.counts, threads)
 
     def on(self, layers: LayerSampling) -> NeighborSampler:
-        """A sampler of the same batches, whose layers are sampled by `layers`."""
+        """A sampler of the same batches, whose layers are sampled by `layers`.
+
+        Raises
+        ------
+        InputError
+            The graph has times, which only the CPU's cores sample by.
+        """
+        if self.timed:
+            raise InputError("the graph has times, and train.batches samples in a way that does "
+                             "not go by them; use train.batches = on-demand, or pipeline")
         other = copy.copy(self)
         other._layers = layers
         return other
@@ -129,7 +143,7 @@ class NeighborSampler:
         Parameters
         ----------
         seeds : the group's seeds per target type in canonical order, unique ids, the same on
-            all its workers.
+            all its workers; of a graph with times (n, 2) ids and times, unique pairs.
         shares : per target type how the seeds are shared by the workers; default: this worker
             is alone.
         step : any number that differs from step to step, the same on all workers.
@@ -146,16 +160,27 @@ class NeighborSampler:
         # worker, and only their order differs between workers.
         ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
                    for t in targets}
+        for ntype, own in ordered.items():
+            if (own.ndim == 2) != self.timed:
+                raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "
+                                 f"graph has {'some' if self.timed else 'none'}")
+        moments = None
+        if self.timed:
+            moments, ordered = Moments.of(ordered, self.counts, self._time)
         with self._layers.borrow() as rows:
             return self._sample(ordered, shares, step, rows, without or {},
-                                deliver or self._deliver, agree or self._agree, excluded or {})
+                                deliver or self._deliver, agree or self._agree, excluded or {},
+                                moments)
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
                 step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
                 deliver: Deliver | None, agree: Agree | None,
-                excluded: Mapping[Relation, np.ndarray]) -> MiniBatch:
+                excluded: Mapping[Relation, np.ndarray], moments: Moments | None) -> MiniBatch:
         scope, hops = self.scope, self.scope.hops
         blocks = []
+        of_nodes = rows
+        if moments is not None:
+            rows = {t: TimedRows() for t in of_nodes}
         if self._seed_states:
             for ntype in scope.targets:
                 # Seeds come first in every block, so that the leading rows are those whose
@@ -169,12 +194,17 @@ class NeighborSampler:
                             {t: table.ids() for t, table in rows.items()})
             destinations = {t: destinations[t] for t in self._types if t in destinations}
             sharing = self._sharing(last, destinations, shares)
+            if moments is not None and layer == 1:  # sources are read from here on, at no time
+                for ntype, table in of_nodes.items():
+                    table.add(moments.nodes(ntype, rows[ntype].ids()))
+                rows = of_nodes
             remote: dict[str, RemoteDestinations] = {}
             if scope.offloading is not None and layer == 1:
-                destinations, remote = self._with_remote(destinations, sharing, rows, deliver)
+                destinations, remote = self._with_remote(
+                    destinations, sharing, rows, deliver, moments)
             before = {t: len(table) for t, table in rows.items()}
             edges = self._layers.sample(self._samples(
-                layer, step, destinations, sharing, without, remote, excluded), rows)
+                layer, step, destinations, sharing, without, remote, excluded, moments), rows)
             # Sources of the first layer are nobody's destinations, so each has those of its edges.
             if not scope.replicated and layer > 1:
                 assert agree is not None
@@ -193,17 +223,22 @@ class NeighborSampler:
                 offloads=scope.offloading is not None and layer == 1,
                 remote=remote, remote_states=self._remote_states,
             ))
+        rows = {t: rows[t] for t in self._types if t in rows}
+        nodes, places = (self._layers.nodes(rows), None) if moments is None else moments.once(rows)
+        if moments is not None:
+            seeds = {t: moments.nodes(t, ids) for t, ids in seeds.items()}
         return MiniBatch(
             blocks=blocks[::-1],
-            input_nodes=self._layers.nodes({t: rows[t] for t in self._types if t in rows}),
+            input_nodes=nodes,
             seeds=seeds,
             own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
             excluded=excluded,
+            places=places,
         )
 
     def _with_remote(self, destinations: Mapping[str, np.ndarray],
                      sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows],
-                     deliver: Deliver | None
+                     deliver: Deliver | None, moments: Moments | None
                      ) -> tuple[dict[str, np.ndarray], dict[str, RemoteDestinations]]:
         """Destination rows of layer 1 with those of other workers after them."""
         offloading = self.scope.offloading
@@ -226,7 +261,8 @@ class NeighborSampler:
                 tuple(len(own.get(ntype, _NONE)) if worker in offloading.asked.get(ntype, ()) else 0
                       for worker in range(len(of_workers))), ids)
             if self._remote_states and len(ids):
-                rows[ntype].add(ids, findable=False)
+                rows[ntype].add(ids if moments is None else moments.nodes(ntype, ids),
+                                findable=False)
         return {t: joined[t] for t in self._types if t in joined}, remote
 
     def _sharing(self, last: bool, destinations: Mapping[str, np.ndarray],
@@ -244,10 +280,11 @@ class NeighborSampler:
         return sharing
 
     def _rows_of(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
-                 sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations]
-                 ) -> Iterator[tuple[int, Tensor | None, np.ndarray]]:
-        """Destination rows that `relation` is run for at `layer`: start, rows if chosen, nodes."""
+                 sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations],
+                 moments: Moments | None) -> Iterator[tuple[int, Tensor | None, np.ndarray]]:
+        """Destination rows that `relation` is run for at `layer`: start, rows if chosen, ids."""
         ids = destinations.get(relation.dst, _NONE)
+        nodes = ids if moments is None else moments.nodes(relation.dst, ids)
         if not len(ids) and not self._together:
             return
         if self.scope.replicated:
@@ -259,13 +296,13 @@ class NeighborSampler:
         elif relation in self.scope.on_common[layer]:
             if relation in self.scope.ranges:
                 low, high = self.scope.ranges[relation]
-                chosen = np.flatnonzero((ids >= low) & (ids < high))
+                chosen = np.flatnonzero((nodes >= low) & (nodes < high))
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             elif relation in self.scope.owner:
-                owned = self.scope.owner[relation][ids] == self.scope.part
+                owned = self.scope.owner[relation][nodes] == self.scope.part
                 if relation in self.scope.hubs:
                     # Hubs' in-edges are in pieces, so their rows follow below, on all workers.
-                    owned[self.scope.hubs[relation].find(ids)[0]] = False
+                    owned[self.scope.hubs[relation].find(nodes, ids)[0]] = False
                 chosen = np.flatnonzero(owned)
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             else:
@@ -291,8 +328,8 @@ class NeighborSampler:
 
     def _samples(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
                sharing: Mapping[str, SeedShares], without: Mapping[Relation, np.ndarray],
-               remote: Mapping[str, RemoteDestinations], excluded: Mapping[Relation, np.ndarray]
-               ) -> list[Sample]:
+               remote: Mapping[str, RemoteDestinations], excluded: Mapping[Relation, np.ndarray],
+               moments: Moments | None) -> list[Sample]:
         """The samples of a layer, in the order of the block's edges.
 
         Of destination rows whose in-edges are cut, those that are here: on all workers that have
@@ -302,28 +339,35 @@ class NeighborSampler:
         for relation in self.graph:
             parts: list[_Part] = [
                 (*part, None)
-                for part in self._rows_of(layer, relation, destinations, sharing, remote)]
+                for part in self._rows_of(layer, relation, destinations, sharing, remote, moments)]
             if relation in self.scope.hubs and relation in self.scope.on_common[layer]:
                 hubs = self.scope.hubs[relation]
-                rows, at = hubs.find(destinations.get(relation.dst, _NONE))
+                ids = destinations.get(relation.dst, _NONE)
+                rows, at = hubs.find(
+                    ids if moments is None else moments.nodes(relation.dst, ids), ids)
                 if len(rows):
-                    parts.append((0, torch.from_numpy(rows), hubs.nodes[at], hubs.at(at)))
+                    parts.append((0, torch.from_numpy(rows), ids[rows], hubs.at(at)))
             if parts:
                 samples += self._of_parts(relation, parts, layer, step, without.get(relation),
-                                        excluded.get(relation))
+                                        excluded.get(relation), moments)
         return samples
 
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
-                  without: np.ndarray | None, excluded: np.ndarray | None) -> list[Sample]:
+                  without: np.ndarray | None, excluded: np.ndarray | None,
+                  moments: Moments | None) -> list[Sample]:
         number, given = self._order[relation], self.fanouts[layer - 1]
         # Of the step and the place, never of who samples: so any worker, and any thread, samples
         # the same neighbours.
         key = np.uint64(hash_key(self._seed, step, layer, number))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self.held_out.left_out(relation, without) if self.held_out else None
-        return [Sample(relation, number, self.graph[relation], nodes, start, chosen, fanout, key,
-                     left_out, hubs, self.weights[relation], excluded)
-                for start, chosen, nodes, hubs in parts]
+        csc, times = self.graph[relation], self._times[relation]
+        return [Sample(relation, number, csc, start=start, chosen=chosen, fanout=fanout, key=key,
+                       left_out=left_out, hubs=hubs, weights=self.weights[relation],
+                       excluded=excluded, **(
+                           {"nodes": ids} if moments is None else
+                           moments.seen(relation, csc, times, ids, key)))
+                for start, chosen, ids, hubs in parts]
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],
                 edges: Iterable[RelationBlock], agree: Agree) -> None:
@@ -336,8 +380,8 @@ class NeighborSampler:
             # and given out again in one order: that of the workers, each one's ids sorted.
             table.take_back(before[ntype])
             for ids in of_workers:
-                table.add(ids[table.row_of[ids] < 0])
-            final = torch.from_numpy(table.row_of[own[ntype]])
+                table.add(ids[table.find(ids) < 0])
+            final = torch.from_numpy(table.find(own[ntype]))
             for part in edges:
                 if part.relation.src == ntype:
                     new = part.indices >= before[ntype]
@@ -355,4 +399,4 @@ def _check_fanouts(fanouts: Sequence[Fanout], hops: int) -> None:
 
 
 _NONE = np.empty(0, np.int64)
-_Part = tuple[int, Tensor | None, np.ndarray, HubPieces | None]  # start, rows, nodes, cut ones
+_Part = tuple[int, Tensor | None, np.ndarray, HubPieces | None]  # start, rows, ids, cut ones

@@ -6,6 +6,10 @@ same. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 
 https://doi.org/10.1145/2660193.2660195), a sample without replacement is Floyd's (Bentley and Floyd
 1987, https://doi.org/10.1145/30401.315746).
 
+Where edges have times, a node sees those in-edges that are there at a time of its own. They are its
+first ones, as in-edges ascend by time. `until` has their numbers, keys of the draws, and whether
+the latest are drawn (:func:`visible`).
+
 `indptr` and `indices` are mapped files, which can change at any time, so kernels check each number
 that they read from them and use as an index. Each is read once: what was checked is what is used.
 """
@@ -45,7 +49,75 @@ BAD = -1
 
 
 @kernel
-def count_sampled(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-def]
+def visible(  # type: ignore[no-untyped-def]
+        indptr, times, nodes, at, strict, key, degrees, keys):
+    """Fill `degrees` with how many in-edges of each node are there at its time, or with `strict`
+    before it, and `keys` with the key of its draw; return the nodes' number, or BAD.
+
+    `times` (int64) are of the edges, ascending among a node's.
+    """
+    for i in range(len(nodes)):
+        prefetch(indptr, nodes, i)
+        node = nodes[i]
+        if node < 0 or node >= len(indptr) - 1:
+            return BAD
+        begin = indptr[node]
+        low = begin
+        high = indptr[node + 1]
+        if begin < 0 or high < begin or high > len(times):
+            return BAD
+        while low < high:
+            middle = (low + high) // 2
+            if times[middle] < at[i] or (times[middle] == at[i] and not strict):
+                low = middle + 1
+            else:
+                high = middle
+        degrees[i] = low - begin
+        keys[i] = _mix(key ^ (np.uint64(at[i]) * _GOLDEN))
+    return len(nodes)
+
+
+@kernel
+def find_rows(ids, indptr, shifts, out, table, rows, size, grow):  # type: ignore[no-untyped-def]
+    """Fill `out` with the rows of ids, of which there are too many for :func:`give_rows`: `table`
+    (int32, more entries than rows, a power of two) has rows by the hashes of their ids, and -1.
+    Ids without a row get new ones with `grow`, else -1. Returns how many rows there are then.
+
+    `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are meant;
+    without `indptr`, None, all are as they are.
+    """
+    mask = np.uint64(len(table) - 1)
+    node = 0
+    for i in range(len(ids)):
+        wanted = np.int64(ids[i])
+        if indptr is not None:
+            while indptr[node + 1] <= i:
+                node += 1
+            wanted += shifts[node]
+        at = np.int64(_mix(np.uint64(wanted)) & mask)
+        while table[at] >= 0 and rows[table[at]] != wanted:
+            at = (at + 1) & np.int64(mask)
+        if table[at] < 0 and grow:
+            table[at] = size
+            rows[size] = wanted
+            size += 1
+        out[i] = table[at]
+    return size
+
+
+@kernel
+def index_rows(rows, start, stop, table):  # type: ignore[no-untyped-def]
+    """Put rows `start … stop - 1`, whose ids are not in it, into a table of :func:`find_rows`."""
+    mask = np.uint64(len(table) - 1)
+    for row in range(start, stop):
+        at = np.int64(_mix(np.uint64(rows[row])) & mask)
+        while table[at] >= 0:
+            at = (at + 1) & np.int64(mask)
+        table[at] = row
+
+
+@kernel
+def count_sampled(indptr, nodes, fanout, edges, out, until=None):  # type: ignore[no-untyped-def]
     """Fill `out` with the CSC pointers of the sample; return the number of its edges, or BAD.
 
     `edges` is how many the relation has.
@@ -62,6 +134,8 @@ def count_sampled(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped
         if begin < 0 or end < begin or end > edges:
             return BAD
         degree = end - begin
+        if until is not None:
+            degree = min(degree, until[0][i])
         if fanout >= 0 and degree > fanout:
             degree = fanout
         total += degree
@@ -82,6 +156,13 @@ def _choose(key, node, drawn, degree, positions):  # type: ignore[no-untyped-def
                 position = top
                 break
         positions[k] = position
+
+
+@kernel
+def _choose_last(drawn, degree, positions):  # type: ignore[no-untyped-def]
+    """Fill `positions` with the last `drawn` numbers below `degree`."""
+    for k in range(drawn):
+        positions[k] = degree - drawn + k
 
 
 @kernel
@@ -164,9 +245,9 @@ def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
 # The two kernels below are in one piece: in a call per node, numba would count references to all
 # the arrays, with locked instructions.
 @kernel
-def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
+def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
         indptr, indices, nodes, fanout, key, weights, out_ptr, out, row_of, rows, size, left_out,
-        excluded):
+        excluded, until=None):
     """Draw the neighbours of `nodes` and turn them into rows, or without `row_of`, None, into ids.
 
     `weights` (float64, positive and finite) has a number for each edge, which its chance is
@@ -175,7 +256,8 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
     `left_out` (see :meth:`HeldOut.left_out`, not with `weights`) others are drawn in place of those
     edges; `out_ptr` is corrected. Edges at the positions `excluded` (int64, ascending) are drawn
-    like others and dropped, as DGL does. Without them, None, numba compiles no such branch.
+    like others and dropped, as DGL does. `until` is as :func:`visible` fills it, and whether the
+    latest are drawn. Without them, None, numba compiles no such branch.
 
     Returns the number of rows and that of edges, which are the first ones of `out`; or BAD for the
     number of edges.
@@ -193,6 +275,11 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         begin = indptr[node]
         end = indptr[node + 1]
         degree = end - begin
+        own = key
+        if until is not None:
+            degree = min(degree, until[0][i])
+            end = begin + degree
+            own = until[1][i]
         drawn = out_ptr[i + 1] - low
         low = out_ptr[i + 1]
         if begin < 0 or end > len(indices) or drawn != (
@@ -200,12 +287,14 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
             return size, BAD  # not what :func:`count_sampled` has seen
         chosen = drawn < degree
         if chosen:
-            if left_out is not None:
-                drawn = _choose_left(key, node, drawn, begin, end, indices, left_out, positions)
+            if until is not None and until[2]:
+                _choose_last(drawn, degree, positions)
+            elif left_out is not None:
+                drawn = _choose_left(own, node, drawn, begin, end, indices, left_out, positions)
             elif weights is None:
-                _choose(key, node, drawn, degree, positions)
+                _choose(own, node, drawn, degree, positions)
             else:
-                _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
+                _choose_weighted(own, node, drawn, weights[begin:end], positions, keys)
         for first in range(0, drawn, BATCH):
             last = min(first + BATCH, drawn)
             for k in range(first, last):
@@ -238,7 +327,7 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
 @kernel
 def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, row_of, rows,
-        size, left_out, excluded):
+        size, left_out, excluded, until=None):
     """As :func:`sample_neighbors`, of nodes of which in-edges `low … high - 1` alone are here.
 
     The same are drawn as :func:`sample_neighbors` draws of all of a node's in-edges, and those that
@@ -261,15 +350,22 @@ def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         degree = end - begin
         if begin < 0 or end > len(indices) or low[i] < 0 or high[i] > degree:
             return size, BAD
+        own = key
+        if until is not None:
+            degree = min(degree, until[0][i])
+            end = begin + degree
+            own = until[1][i]
         all_drawn = fanout < 0 or degree <= fanout
-        first, last = (low[i], high[i]) if all_drawn else (0, fanout)
+        first, last = (low[i], min(high[i], degree)) if all_drawn else (0, fanout)
         if not all_drawn:
-            if left_out is not None:
-                last = _choose_left(key, node, fanout, begin, end, indices, left_out, positions)
+            if until is not None and until[2]:
+                _choose_last(fanout, degree, positions)
+            elif left_out is not None:
+                last = _choose_left(own, node, fanout, begin, end, indices, left_out, positions)
             elif weights is None:
-                _choose(key, node, fanout, degree, positions)
+                _choose(own, node, fanout, degree, positions)
             else:
-                _choose_weighted(key, node, fanout, weights[begin:end], positions, keys)
+                _choose_weighted(own, node, fanout, weights[begin:end], positions, keys)
         for k in range(first, last):
             position = k if all_drawn else positions[k]
             if position < low[i] or position >= high[i]:
@@ -296,10 +392,10 @@ def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
 
 @kernel
 def sample_positions(  # type: ignore[no-untyped-def]
-        indptr, nodes, low, high, fanout, key, weights, edges, out, excluded):
+        indptr, nodes, low, high, fanout, key, weights, edges, out, excluded, until=None):
     """Fill `out` with the CSC positions of what :func:`sample_neighbors` draws, or
     :func:`sample_pieces` where `low` and `high` are not None; return their number, or BAD. `edges`
-    is as in :func:`count_sampled`, `excluded` as in :func:`sample_neighbors`."""
+    is as in :func:`count_sampled`, `excluded` and `until` as in :func:`sample_neighbors`."""
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
     total = 0
@@ -312,12 +408,19 @@ def sample_positions(  # type: ignore[no-untyped-def]
         if begin < 0 or end < begin or end > edges:
             return BAD
         degree = end - begin
+        own = key
+        if until is not None:
+            degree = min(degree, until[0][i])
+            end = begin + degree
+            own = until[1][i]
         drawn = fanout if 0 <= fanout < degree else degree
         if drawn < degree:
-            if weights is None:
-                _choose(key, node, drawn, degree, positions)
+            if until is not None and until[2]:
+                _choose_last(drawn, degree, positions)
+            elif weights is None:
+                _choose(own, node, drawn, degree, positions)
             else:
-                _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
+                _choose_weighted(own, node, drawn, weights[begin:end], positions, keys)
         for k in range(drawn):
             position = positions[k] if drawn < degree else k
             if low is not None and (position < low[i] or position >= high[i]):

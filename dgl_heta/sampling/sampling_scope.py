@@ -45,12 +45,12 @@ class HubPieces(NamedTuple):
         """Some of them, by their positions."""
         return HubPieces(*(values[chosen] for values in self))
 
-    def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of some unique ids are hubs: their positions, and those of the hubs, in the order
-        of the hubs."""
+    def find(self, ids: np.ndarray, order_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of some nodes are hubs: their positions, and those of the hubs, in the order of the
+        hubs, and for one hub that of `order_of` (an entry per node)."""
         at = np.minimum(np.searchsorted(self.nodes, ids), len(self.nodes) - 1)
         are_hubs = np.flatnonzero(self.nodes[at] == ids)
-        order = np.argsort(at[are_hubs])
+        order = np.lexsort((order_of[are_hubs], at[are_hubs]))
         return are_hubs[order], at[are_hubs][order]
 
 

@@ -112,13 +112,23 @@ class TaskSettings(_Section):
         None, description="a table (CSV, Parquet, Arrow) that says which links are for training, "
         "validation and test, in place of held_out: columns src, dst and split, and relation "
         "where there are several")
+    table: str | None = Field(
+        None, description="seeds of a graph with times: a table (Parquet, CSV, Arrow) of ids, "
+        "times and labels, an id as often as one likes, or a directory with files train, val and "
+        "test; default: each row of the target at its own time")
+    columns: list[str] = Field(
+        ["id", "time", "label"], min_length=3, max_length=3, description="its columns, in this "
+        "order; a further one, split, says train, val or test")
+    val_time: str | None = Field(None, description="seeds from this time on are for validation "
+                                 "(2026-11-23, or 2026-11-23T09:30:00+01:00)")
+    test_time: str | None = Field(None, description="seeds from this time on are for the test")
     decoder: Literal["dot", "distmult"] = Field(
         "dot", description="score of a link: the dot product of its ends' outputs, or DistMult, "
         "with a vector of each relation")
     negatives: int = Field(1, ge=1, description="negative destinations per edge in training")
     eval_negatives: int = Field(50, ge=1, description="the same in evaluation, to rank among")
 
-    @field_validator("targets", mode="before")
+    @field_validator("targets", "columns", mode="before")
     @classmethod
     def _by_commas(cls, value: Any) -> Any:
         return by_commas(value)
@@ -156,6 +166,10 @@ class TrainSettings(_Section):
         list(default_fanouts(2)), description="neighbours per relation and layer, input layer "
         "first; -1 for all; default: 25, then 20 for every further layer")
     eval_fanouts: list[int] | None = Field(None, description="the same for evaluation")
+    latest: bool = Field(False, description="in a graph with times: draw the latest neighbours "
+                         "that a seed's time lets it see, in place of any of them")
+    strictly_before: bool = Field(False, description="in a graph with times: a seed sees what is "
+                                  "there before its time, not what begins at it")
     lr: float = Field(0.01, gt=0, description="learning rate of dense parameters")
     sparse_lr: float = Field(0.01, gt=0, description="learning rate of learnable features")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of dense parameters")

@@ -18,7 +18,8 @@ from dgl_heta.system.checksums import agrees, signed
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"
 VERSIONS = (1, 2, 3, 4)
-"""4 where rows or edges have times, else 3 where arrays are kept as they were given, else 2 where nodes have ids of their own, else 1."""
+"""4 where rows or edges have times, else 3 where arrays are kept as they were given, else 2 where
+nodes have ids of their own, else 1."""
 _INDICES = (np.int32, np.int64)
 
 
@@ -232,7 +233,7 @@ class Manifest:
                              "numbered")
         return manifest
 
-    def _check_shapes(self) -> None:
+    def _check_shapes(self) -> None:  # noqa: C901
         """Raise ValueError for a file that cannot hold what it is said to."""
         for ntype, arrays in self.arrays.items():
             for name, entry in arrays.items():
@@ -246,11 +247,6 @@ class Manifest:
                     or np.dtype(ids.offsets.dtype) != np.int64
                     or np.dtype(ids.text.dtype) != np.uint8):
                 raise ValueError(f"ids of '{ntype}' have files of other shapes or numbers")
-        timed = [(t, entry, self.node_counts[t]) for t, entry in self.times.items()]
-        timed += [(r.relation, r.times, r.edges) for r in self.relations if r.times]
-        for kind, entry, count in timed:
-            if entry.shape != (count,) or np.dtype(entry.dtype) != np.int64:
-                raise ValueError(f"times of '{kind}' have shape {entry.shape} or are no int64")
         for item in self.relations:
             shapes = [(item.indptr, self.node_counts[item.relation.dst] + 1),
                       (item.indices, item.edges), (item.edge_ids or item.indices, item.edges)]
@@ -260,6 +256,12 @@ class Manifest:
             kinds = [np.dtype(entry.dtype) for entry, _ in shapes]
             if kinds[0] != np.int64 or not {*kinds[1:]} <= {np.dtype(t) for t in _INDICES}:
                 raise ValueError(f"relation '{item.relation}' has files of other numbers")
+        timed: list[tuple[str | Relation, ArrayEntry, int]] = [
+            (t, entry, self.node_counts[t]) for t, entry in self.times.items()]
+        timed += [(r.relation, r.times, r.edges) for r in self.relations if r.times]
+        for kind, entry, count in timed:
+            if entry.shape != (count,) or np.dtype(entry.dtype) != np.int64:
+                raise ValueError(f"times of '{kind}' have shape {entry.shape} or are no int64")
 
 
 def _task_json(task: Task) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.readers.arrays import as_trained
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import MASKS, GraphSource, Task
+from dgl_heta.graph.source import ALWAYS, MASKS, GraphSource, Task
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Staged, pieces_sum
@@ -113,6 +113,17 @@ class Store:
         """The times of a type's rows, int64, or None if they have none."""
         entry = self.manifest.times.get(self.schema.check_node_type(ntype))
         return self._open(entry) if entry else None
+
+    def first_time(self) -> int | None:
+        """The first of all times of rows and edges that are on this machine; None without any."""
+        entries = [*self.manifest.times.values(), *(
+            r.times for r in self.manifest.relations
+            if r.times and r.relation.src not in self.manifest.times)]
+        least = [int(known.min()) for entry in entries if self._is_here(entry)
+                 and not (self.staged is not None and self.staged.files.get(entry.file))
+                 for times in [self._open(entry)] for known in [times[times != ALWAYS]]
+                 if len(known)]
+        return min(least, default=None)
 
     def edge_ids(self, relation: Relation) -> np.ndarray:
         """For each CSC position the edge's position in the source, int64."""
@@ -214,6 +225,19 @@ class Store:
         if self.staged is not None:
             raise InputError(f"{self.directory} is staged for {self.staged}, and holds no whole "
                              "graph; give the store that it was staged from")
+
+    def check_untimed(self, who: str) -> None:
+        """Refuse times for `who` goes by none: what is later than a seed would reach it.
+
+        Raises
+        ------
+        InputError
+            The graph has some.
+        """
+        if self.manifest.timed:
+            raise InputError(f"{who} by no times, but the graph in {self.directory} has some: what "
+                             "is later than a prediction would reach it; use `dgl-heta train`, or "
+                             "write the store without times")
 
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def _check_arrays(source: GraphSource) -> None:
 
 def _check_times(source: GraphSource) -> None:
     """Refuse times that are not one whole number for each row or edge."""
-    counts = {**source.node_counts, **{r: edges.num_edges for r, edges in source.edges.items()}}
+    counts: dict[Any, int] = {**source.node_counts, **{
+        r: edges.num_edges for r, edges in source.edges.items()}}
     for kind, times in source.times.items():
         if kind not in counts:
             raise InputError(f"times are given for '{kind}', which is not in the graph")

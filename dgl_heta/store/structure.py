@@ -140,9 +140,10 @@ def changed(relation: Relation, csc: CSC) -> InputError:
                       "checksums with `dgl-heta inspect`, and write the store again")
 
 
-def in_edges(relation: Relation, csc: CSC, nodes: np.ndarray, num_src: int
-             ) -> tuple[np.ndarray, np.ndarray]:
-    """All in-edges of some destination nodes (int64): CSC pointers and sources, both int64.
+def in_edges(relation: Relation, csc: CSC, nodes: np.ndarray, num_src: int,
+             most: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """All in-edges of some destination nodes (int64), or the first ones of each, as many as `most`
+    (int64) says: CSC pointers and sources, both int64.
 
     Raises
     ------
@@ -150,7 +151,7 @@ def in_edges(relation: Relation, csc: CSC, nodes: np.ndarray, num_src: int
         A number in the files is out of range.
     """
     indptr = np.empty(len(nodes) + 1, np.int64)
-    total = _count_all(csc.indptr, len(csc.indices), nodes, indptr)
+    total = _count_all(csc.indptr, len(csc.indices), nodes, indptr, most)
     sources = np.empty(max(total, 0), np.int64)
     if total < 0 or not _copy_all(csc.indptr, csc.indices, nodes, num_src, indptr, sources):
         raise changed(relation, csc)
@@ -202,8 +203,9 @@ def check_range(relation: Relation, csc: CSC, ids: np.ndarray, count: int) -> No
 
 
 @late_kernel
-def _count_all(indptr, edges, nodes, out):  # type: ignore[no-untyped-def]
-    """Fill `out` with the CSC pointers of the nodes' in-edges; return their number, or -1."""
+def _count_all(indptr, edges, nodes, out, most):  # type: ignore[no-untyped-def]
+    """Fill `out` with the CSC pointers of the nodes' in-edges; return their number, or -1. `most`
+    is how many each may have, or None."""
     total = 0
     out[0] = 0
     for i in range(len(nodes)):
@@ -214,7 +216,7 @@ def _count_all(indptr, edges, nodes, out):  # type: ignore[no-untyped-def]
         end = indptr[node + 1]
         if begin < 0 or end < begin or end > edges:
             return -1
-        total += end - begin
+        total += end - begin if most is None else min(end - begin, most[i])
         out[i + 1] = total
     return total
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
@@ -92,7 +93,10 @@ class Batches:
         if self._part.precomputed is not None:
             return rows
         rows.update(self._part.learnable.read(batch.input_nodes, self._part.device, train))
-        return {t: rows[t] for t in batch.input_nodes}
+        if batch.places is None:
+            return {t: rows[t] for t in batch.input_nodes}
+        return {t: rows[t][torch.from_numpy(places).to(rows[t].device)]
+                for t, places in batch.places.items()}
 
     def sampled(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
         """The blocks of this worker's group's part of a step."""

@@ -17,6 +17,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.training.batches import Batches, Sampler, closing
 from dgl_heta.training.tasks import SPLITS, NodeStep, Step, node_steps
+from dgl_heta.training.tasks.seed_table import SeedTable, check_rows
 from dgl_heta.training.tasks.task import share_of
 from dgl_heta.training.worker_partition import WorkerPartition
 
@@ -33,20 +34,34 @@ class Batch:
     input_nodes : ids of the nodes whose features are read, int64, per node type.
     seeds : ids of this worker's own seeds, int64, per target type. What the model returns is for
         them, in this order.
+    times : of a graph with times, those of the seeds, int64 seconds since 1970, per target type.
     """
 
-    def __init__(self, part: WorkerPartition, mini: MiniBatch, step: NodeStep, source: Batches
-                 ) -> None:
-        self.part, self._mini, self._source = part, mini, source
+    def __init__(self, part: WorkerPartition, mini: MiniBatch, step: NodeStep, source: Batches,
+                 tables: Mapping[str, SeedTable]) -> None:
+        self.part, self._mini, self._source, self._tables = part, mini, source, tables
+        self._rows = {t: share_of(rows, *part.share(step)) for t, rows in step.nodes.items()}
+        self.times = {t: table.times[self._rows[t]] for t, table in tables.items()}
         self._sizes = {t: len(nodes) for t, nodes in step.nodes.items()}
         self.blocks: list[Block] = mini.blocks
         self.input_nodes, self.seeds = mini.input_nodes, mini.own_seeds
 
     @cached_property
     def labels(self) -> dict[str, Tensor]:
-        """The labels of the own seeds, per target type, on the model's device."""
-        return {t: move(torch.from_numpy(self.part.labels(t).rows(ids)), self.part.device)
-                for t, ids in self.seeds.items()}
+        """The labels of the own seeds, per target type, on the model's device.
+
+        Raises
+        ------
+        InputError
+            The graph has none; or it has times, and seeds were given with theirs.
+        """
+        labels = {t: self._tables[t].labels if self._tables else self.part.labels(t)
+                  for t in self._rows}
+        if unknown := [t for t, known in labels.items() if known is None]:
+            raise InputError(f"seeds of '{unknown[0]}' were given with their times, so nothing "
+                             "says what their labels are; take a split of the task")
+        return {t: move(torch.from_numpy(known.rows(self._rows[t])), self.part.device)
+                for t, known in labels.items() if known is not None}
 
     def inputs(self, train: bool) -> dict[str, Tensor]:
         """The rows of the input nodes, per node type: those with features, and learnable ones,
@@ -104,7 +119,7 @@ class Loader:
                  fanouts: Sequence[int], batch_size: int, shuffle: bool | None, seed: int | None
                  ) -> None:
         self._part, self._epoch = part, 1
-        self._ids = _ids(part, seeds)
+        self._ids, self._tables = _ids(part, seeds)
         named = isinstance(seeds, str) and seeds == "train"
         self._shuffle = named if shuffle is None else shuffle
         self._seed = part.settings.train.seed if seed is None else seed
@@ -120,7 +135,7 @@ class Loader:
             raise InputError(f"batch_size is {batch_size}; it must be a whole number, 1 at least")
         self._size = batch_size * part.world.size
         _same(part, {
-            "seeds": {t: [len(ids), zlib.crc32(np.ascontiguousarray(ids).data)]
+            "seeds": {t: [len(ids), zlib.crc32(np.ascontiguousarray(self._given(t, ids)).data)]
                       for t, ids in self._ids.items()},
             "fanouts": list(fanouts), "batch_size": batch_size, "shuffle": self._shuffle,
             "seed": self._seed})
@@ -158,24 +173,33 @@ class Loader:
         with closing(batches):
             for step, mini in zip(steps, batches):
                 assert isinstance(step, NodeStep)
-                yield Batch(self._part, mini, step, self._batches)
+                yield Batch(self._part, mini, step, self._batches, self._tables)
 
     def seeds(self, step: NodeStep, worker: int, workers: int) -> dict[str, np.ndarray]:
         """The seeds of a worker's share of a step."""
-        return {t: share_of(nodes, worker, workers) for t, nodes in step.nodes.items()}
+        return {t: self._given(t, share_of(nodes, worker, workers))
+                for t, nodes in step.nodes.items()}
+
+    def _given(self, ntype: str, ids: np.ndarray) -> np.ndarray:
+        """Seeds as samplers take them: ids, or of rows of a table their nodes and times."""
+        return self._tables[ntype].pairs(ids) if ntype in self._tables else ids
 
     def without(self, step: NodeStep) -> Mapping[Relation, np.ndarray] | None:
         """The edges that must not carry messages: none."""
 
 
-def _ids(part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids]) -> dict[str, np.ndarray]:
-    """The nodes that a loader is about, per target type, in the plan's order."""
-    targets = part.plan.targets
+def _ids(part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids]
+         ) -> tuple[dict[str, np.ndarray], dict[str, SeedTable]]:
+    """The nodes that a loader is about, per target type, in the plan's order; in a graph with times
+    rows of tables, and these."""
+    targets, timed = part.plan.targets, part.store.manifest.timed
     if isinstance(seeds, str):
         if seeds not in SPLITS:
             raise InputError(f"'{seeds}' is no split; splits are {listing(SPLITS)}; or give the "
                              "ids of nodes")
-        return {t: part.split(t, seeds) for t in targets}
+        tables = part.seed_tables if timed else {}
+        return {t: tables[t].rows(seeds) if timed else part.split(t, seeds)
+                for t in targets}, tables
     if not isinstance(seeds, Mapping):
         if len(targets) > 1:
             raise InputError(f"the partition has targets {listing(targets)}; give the ids of each, "
@@ -184,23 +208,33 @@ def _ids(part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids]) -> dict[st
     if others := [t for t in seeds if t not in targets]:
         raise InputError(f"the partition was made for target {listing(targets)}, not for "
                          f"'{others[0]}'; partition the graph with --target {others[0]}")
-    return {t: _checked(part, t, seeds.get(t, ())) for t in targets}
+    checked = {t: _checked(part, t, seeds.get(t, ())) for t in targets}
+    if not timed:
+        return checked, {}
+    return ({t: np.arange(len(pairs)) for t, pairs in checked.items()},
+            {t: SeedTable(*pairs.T) for t, pairs in checked.items()})
 
 
 def _checked(part: WorkerPartition, ntype: str, ids: Ids) -> np.ndarray:
     array = np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids)
+    timed = part.store.manifest.timed
     if not array.size:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+        array = np.empty((0, 2) if timed else 0, np.int64)
+    if array.dtype.kind not in "iu" or array.shape[1:] != ((2,) if timed else ()):
         raise InputError(f"seeds of '{ntype}' are {array.dtype}{list(array.shape)}; give their "
-                         "ids, whole numbers (nodes,)")
-    count = part.store.schema.node_counts[ntype]
-    if array.size and not 0 <= array.min() <= array.max() < count:
-        raise InputError(f"seeds of '{ntype}' are from {array.min()} to {array.max()}, but its "
+                         + ("ids and times, whole numbers (seeds, 2), as the graph has times"
+                            if timed else "ids, whole numbers (nodes,)"))
+    ids, count = array[:, 0] if timed else array, part.store.schema.node_counts[ntype]
+    if ids.size and not 0 <= ids.min() <= ids.max() < count:
+        raise InputError(f"seeds of '{ntype}' are from {ids.min()} to {ids.max()}, but its "
                          f"nodes are 0 to {count - 1}")
-    if len(np.unique(array)) != len(array):
-        raise InputError(f"a seed of '{ntype}' is given twice; give each node once")
-    return array.astype(np.int64)
+    if len(np.unique(array, axis=0)) != len(array):
+        raise InputError(f"a seed of '{ntype}' is given twice; give each node once"
+                         + " at a time" * timed)
+    array = array.astype(np.int64)
+    if timed and (rows := part.store.row_times(ntype)) is not None:
+        check_rows(array, rows, ntype)
+    return array
 
 
 def _same(part: WorkerPartition, given: dict[str, object]) -> None:

@@ -15,6 +15,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.checksums import file_sum
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.tasks.seed_table import seed_files
 
 _OTHERS = "other settings, another plan or another graph"
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
@@ -24,8 +25,9 @@ _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not k
     "train": {"global_batch_size": None, "exchange_dtype": "same", "autocast": "off",
               "optimizer": "Adam", "optimizer_options": {}, "schedule": None,
               "schedule_options": {}, "clip_grad_norm": None, "class_weights": None,
-              "monitor": None},
-    "task": {"links": None, "decoder": "dot", "unlabelled": None},
+              "monitor": None, "latest": False, "strictly_before": False},
+    "task": {"links": None, "decoder": "dot", "unlabelled": None, "table": None,
+             "columns": ["id", "time", "label"], "val_time": None, "test_time": None},
 }
 
 
@@ -56,6 +58,9 @@ class Identity:
                     "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
         if settings.task.links is not None:  # its content counts, not where it lies
             sections["task"]["links"] = file_sum(Path(settings.task.links))[:16]
+        if settings.task.table is not None:
+            sections["task"]["table"] = [file_sum(file)[:16]
+                                         for file in seed_files(settings.task.table)]
         if engine.task.held_out is not None:  # what was found in the graph counts, too
             sections["task"]["reverse"] = [[*map(str, group.relations), group.undirected]
                                            for group in engine.task.held_out.groups]

@@ -113,6 +113,8 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"model '{model.name}' computes its inputs from all edges beforehand, so "
                          "it cannot leave out those that link prediction asks for; use a model "
                          "that samples (rgcn, rgat, hgt, han)")
+    if precomputed is not None:
+        store.check_untimed(f"model '{model.name}', whose inputs are computed beforehand, goes")
     if precomputed is not None and plan.replication != "full":
         raise InputError(f"model '{model.name}' computes its inputs along whole metapaths, which a "
                          "plan without replication has on no partition; use "

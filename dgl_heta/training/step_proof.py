@@ -115,6 +115,8 @@ def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
     plan, train = engine.plan, engine.settings.train
     if type(wrapper) is not Raf:
         return f"train.wrapper is '{wrapper.name}'; only 'raf' is compared with the plain way"
+    if engine.store.manifest.timed:
+        return "the graph has times, where a node can have several rows"
     if plan.metapaths:
         return "the plan follows metapaths, where a node can have two rows"
     if plan.replication != "full":

@@ -26,6 +26,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import InputReader
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.moments import TimeDraws
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.sources import Auto
@@ -33,7 +34,8 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training.device import SHARED, choose_device
-from dgl_heta.training.tasks import SPLITS, Step, chosen, resolve, stored_labels
+from dgl_heta.training.tasks import SPLITS, Step, chosen, resolve, seeds_of, stored_labels
+from dgl_heta.training.tasks.seed_table import SeedTable
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ class WorkerPartition:
         """
         return stored_labels(self.store, ntype, self._task)
 
+    @cached_property
+    def seed_tables(self) -> dict[str, SeedTable]:
+        """The task's seeds with times, per target type; none in a graph without."""
+        return seeds_of(self.store, self.plan.targets, self._task)
+
     def split(self, ntype: str, name: str) -> np.ndarray:
         """The nodes of a target type that a mask chooses, ascending, int64: of those that have
         labels, where there are any.
@@ -151,7 +158,8 @@ class WorkerPartition:
             train.seed if seed is None else seed,
             train.seed_states if seed_states is None else seed_states, agreement(self.store, comm),
             held_out, train.sampling_threads or torch.get_num_threads(),
-            delivery(self.store, comm), reads_remote)
+            delivery(self.store, comm), reads_remote,
+            time=TimeDraws(train.latest, train.strictly_before))
         layers = self.source.layers(sampler, self.device)
         return sampler if layers is None else sampler.on(layers)
 

@@ -78,7 +78,8 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
             engine.wrapped.after_backward()
             for ntype, out in outputs.items():
                 found[f"{step}/{ntype}/logits"] = out.detach().numpy()
-                found[f"{step}/{ntype}/own"] = batch.own_seeds[ntype]
+                own = engine.task.seeds(chosen, *engine.part.share(chosen))[ntype]
+                found[f"{step}/{ntype}/own"] = own if own.ndim == 1 else own @ [1, 1 << 32]
             found[f"{step}/loss"] = np.asarray(float(loss.detach()))
             for name, parameter in engine.model.named_parameters():
                 if parameter.grad is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import ALWAYS, MASKS, EdgeArrays, EdgeSource, GraphSource, Task
 
 RELATIONS = (
     Relation("author", "writes", "paper"),
@@ -74,3 +76,50 @@ def schemas(draw, max_types: int = 5, max_relations: int = 9):
                  for i, (src, dst) in enumerate(ends)}
     used = {t for r in relations for t in (r.src, r.dst)}
     return Schema({t: draw(st.integers(1, 1000)) for t in types if t in used}, relations)
+
+
+def with_times(source: GraphSource, last: int = 100) -> GraphSource:
+    """The academic graph with times from 1 to `last`: of papers and authors, some of which have
+    none, and of citations and places of work, that may be earlier than their ends'."""
+    rng = np.random.default_rng(2)
+    for ntype in ("paper", "author"):
+        source.times[ntype] = rng.integers(1, last, source.node_counts[ntype])
+        source.times[ntype][rng.random(source.node_counts[ntype]) < 0.1] = ALWAYS
+        for name in {*MASKS} & source.node_arrays.get(ntype, {}).keys():
+            source.node_arrays[ntype][name] &= source.times[ntype] != ALWAYS
+    for relation in RELATIONS:
+        if relation.etype in ("cites", "rev-at"):
+            source.times[relation] = rng.integers(1, last, source.edges[relation].num_edges)
+    return source
+
+
+def seed_rows(source: GraphSource, count: int = 150, last: int = 100) -> list[tuple[int, int, int]]:
+    """Papers at times, several times each, and classes: rows of a table of seeds."""
+    rng = np.random.default_rng(3)
+    papers = rng.integers(0, source.node_counts["paper"], count)
+    first = np.maximum(source.times["paper"][papers], 1)
+    times = first + (rng.random(count) * (last + 1 - first)).astype(np.int64)
+    pairs = np.unique(np.stack([papers, times], 1), axis=0)
+    return [(*pair, int(label)) for pair, label in zip(
+        rng.permutation(pairs).tolist(), rng.integers(0, 4, len(pairs)))]
+
+
+def later_changed(source: GraphSource, time: int) -> GraphSource:
+    """A graph with times, all of which that is there only from `time` on is another: features and
+    ends of edges."""
+    rng = np.random.default_rng(4)
+    late = {t: times >= time for t, times in source.times.items() if isinstance(t, str)}
+    arrays = {t: dict(named) for t, named in source.node_arrays.items()}
+    arrays["paper"]["feat"] = np.where(late["paper"][:, None], 9 - 7 * arrays["paper"]["feat"],
+                                       arrays["paper"]["feat"])
+    edges: dict[Relation, EdgeSource] = {}
+    for relation, given in source.edges.items():
+        assert isinstance(given, EdgeArrays)
+        own = np.zeros(given.num_edges, bool)
+        if relation in source.times:
+            own = source.times[relation] >= time
+        both = own | late.get(relation.src, np.zeros(1 << 10, bool))[given.src]
+        edges[relation] = EdgeArrays(
+            np.where(own, rng.integers(0, source.node_counts[relation.src], len(own)), given.src),
+            np.where(both, rng.integers(0, source.node_counts[relation.dst], len(own)), given.dst))
+    return replace(source, edges=edges, node_arrays=arrays)

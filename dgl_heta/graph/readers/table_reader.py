@@ -155,6 +155,11 @@ class Table:
         codes = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
         return names, codes.to_numpy(zero_copy_only=False)
 
+    @property
+    def counts(self) -> np.ndarray:
+        """Rows of each of its files, once columns were read."""
+        return np.diff(self._ends, prepend=0)
+
     def where(self, rows: np.ndarray) -> Table:
         """These rows of the table (their numbers, ascending) as a table."""
         part = copy(self)

@@ -28,6 +28,7 @@ _EXTENDED = (r"^(?P<year>[0-9]{4})-(?P<month>[0-9]{1,2})(?:-(?P<day>[0-9]{1,2})(
              r"(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2})"
              r"(?:[.,](?P<part>[0-9]{1,9}))?)?)?(?P<zone> ?(?:[Zz]|UTC|GMT|"
              r"(?P<sign>[+-])(?P<ahead>[0-9]{2}):?(?P<by>[0-9]{2})?))?)?)?$")
+_ZONED = r"[0-9]:[0-9.,:]+ *([Zz]|UTC|GMT|[+-][0-9]{2}:?([0-9]{2})?)\s*$"
 _FORMS = ("a time is a number or written 2026-11-23T09:30:00+01:00, where only year and month must "
           "be there; another format is said by \"time_format\", as \"%d.%m.%Y %H:%M\"")
 
@@ -76,6 +77,30 @@ def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> I
     if (row := first(needed & ~times.known)) is not None:
         raise table.wrong(name, row, column, "; every labelled node needs a time")
     return times
+
+
+def seconds(table: Table, name: str) -> np.ndarray:
+    """The times in a column, each row's, as whole seconds since 1970 in UTC, rounded down: int64.
+
+    Raises
+    ------
+    InputError
+        As :func:`instants`; numbers that are no whole seconds, times with a zone beside others
+        without.
+    """
+    pc = arrow("pyarrow.compute")
+    (column,) = table.columns([name], " of times")
+    times = instants(table, name, None, np.ones(len(column), np.bool_))
+    if sort_of(column.type) == "text":
+        zoned = pc.match_substring_regex(column, _ZONED).to_numpy(zero_copy_only=False)
+        if zoned.any() and not zoned.all():
+            row = first(~zoned)
+            raise table.wrong(name, int(row or 0), column, ", a time without a zone, but others "
+                              "have one; give all of them one, or none")
+    if len(times.keys) == 1 and len(column) and not isinstance(times.text(0), int):
+        raise InputError(f"column '{name}' of {table.path} holds {column.type} values; numbers "
+                         "that are times are whole seconds since 1970")
+    return times.keys[-1].astype(np.int64)
 
 
 def _moments(seconds: np.ndarray, nanoseconds: np.ndarray, known: np.ndarray, zoned: bool

@@ -28,6 +28,7 @@ from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
+from dgl_heta.training.tasks.seed_table import read_instant, said
 from dgl_heta.training.trained_model import check_weights, read_spec
 
 KINDS = ("predictions", "probabilities", "scores", "embeddings")
@@ -47,6 +48,7 @@ class PredictionJob:
     store: Path | None = None
     chunk: int = 8192
     overwrite: bool = False
+    time: str | None = None
 
     def run(self, registry: Plugins,
             report: Callable[[dict[str, Any]], None] = lambda event: None) -> dict[str, Any]:
@@ -76,7 +78,10 @@ class PredictionJob:
             raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
                              f"one in {store.directory}")
         task = resolve(settings.task, store.manifest.task, store.schema)
-        widths = make_task(store, settings).outputs
+        moment = self._moment(store)
+        # What a model was trained for on a table of seeds is known without the table.
+        widths = (make_task(store, settings).outputs if task.table is None
+                  else dict(spec.num_classes))
         ntype = self._node_type(store, task, widths)
         output = self._output(store, task, ntype)
         sampled = Plan.from_json(recorded["plan"], store.schema, "of this run")
@@ -105,7 +110,8 @@ class PredictionJob:
                     "plan": plan.to_json(), "store": str(store.directory.resolve()),
                     "layerwise": layerwise, "run_dir": str(self.run_dir.resolve()),
                     "out": str(rows), "ntype": ntype, "what": what, "task": task.kind,
-                    "chunk": self.chunk, "model": self.model, "scratch": str(scratch)},
+                    "chunk": self.chunk, "time": moment, "model": self.model,
+                    "scratch": str(scratch)},
                    workers, scratch, report)
             if self.out.suffix == ".parquet":
                 output.write_parquet(rows, scratch / "rows.parquet")
@@ -117,7 +123,8 @@ class PredictionJob:
             rows.replace(self.out)
             sync_directory(self.out.parent)
         return {"out": str(self.out), "ntype": ntype, "what": self.what, "rows": count,
-                "not_finite": done["not_finite"], "named": classes and bool(output.classes),
+                "not_finite": done["not_finite"], "later": _later(store, ntype, moment),
+                "named": classes and bool(output.classes),
                 "width": 1 if classes or output.best else width, "workers": workers,
                 "seconds": time.perf_counter() - started}
 
@@ -134,6 +141,20 @@ class PredictionJob:
                              "(--overwrite)")
         if self.chunk < 1:
             raise InputError(f"--chunk is {self.chunk}; it must be 1 or more")
+
+    def _moment(self, store: Store) -> int | None:
+        """The time at which nodes are seen, seconds since 1970; None in a graph without times."""
+        if self.time is None and store.manifest.timed:
+            raise InputError("the graph has times; say at which to predict, such as --time "
+                             "2026-11-23")
+        if self.time is not None and not store.manifest.timed:
+            raise InputError(f"--time is {self.time}, but the graph has no times; leave it out")
+        moment, first = (None if self.time is None else read_instant(self.time, "--time"),
+                         store.first_time())
+        if moment is not None and first is not None and moment < first:
+            raise InputError(f"--time is {self.time}, before all data, which begin at "
+                             f"{said(first)}")
+        return moment
 
     def _of_model(self, settings: Settings, provider: ModelProvider) -> Settings:
         """The settings with the model that the user named, or that model.json names, which is
@@ -193,6 +214,12 @@ def _dtype(what: str, task: TaskSettings, settings: Settings) -> np.dtype[Any]:
     if what == "predictions" and task.kind == "multilabel":
         return np.dtype(np.uint8)
     return np.dtype(settings.train.dtype)
+
+
+def _later(store: Store, ntype: str, time: int | None) -> int:
+    """How many nodes of a type there are only after a time."""
+    times = None if time is None else store.row_times(ntype)
+    return 0 if times is None else int(np.count_nonzero(times > time))
 
 
 def _recorded(run_dir: Path) -> dict[str, Any]:

@@ -289,8 +289,8 @@ def _check_cache(settings: Settings, workers: int) -> None:
 
 
 def _placed(settings: Settings) -> Settings:
-    """The settings with the file of links by its whole path, for workers and for a later resume."""
-    if settings.task.links is None:
-        return settings
-    return settings.model_copy(update={"task": settings.task.model_copy(
-        update={"links": str(Path(settings.task.links).resolve())})})
+    """The settings with the files of links and seeds by their whole paths, for workers and for a
+    later resume."""
+    return settings.model_copy(update={"task": settings.task.model_copy(update={
+        name: str(Path(file).resolve()) for name in ("links", "table")
+        if (file := getattr(settings.task, name)) is not None})})

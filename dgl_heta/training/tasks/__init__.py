@@ -12,11 +12,18 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
 from dgl_heta.training.tasks.link import LinkPrediction, named_reverses, predicted
-from dgl_heta.training.tasks.node import NodePrediction, NodeStep, chosen, node_steps, stored_labels
+from dgl_heta.training.tasks.node import (
+    NodePrediction,
+    NodeStep,
+    chosen,
+    node_steps,
+    seeds_of,
+    stored_labels,
+)
 from dgl_heta.training.tasks.task import SPLITS, Step, TrainingTask
 
 __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
-           "chosen", "make_task", "node_steps", "resolve", "stored_labels"]
+           "chosen", "make_task", "node_steps", "resolve", "seeds_of", "stored_labels"]
 
 
 def resolve(task: TaskSettings, known: Task | None, schema: Schema,
@@ -43,6 +50,9 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema,
                              "nothing; leave one of them out")
         targets = list(dict.fromkeys(t for r in predicted(task, schema) for t in (r.src, r.dst)))
         return task.model_copy(update={"kind": "link", "targets": targets})
+    if task.table is not None and len(task.targets or ()) > 1:
+        raise InputError(f"task.table has seeds of one type, but task.targets is "
+                         f"{listing(task.targets or ())}; name one")
     for name in ("relation", "reverse", "links", "decoder"):
         if getattr(task, name) not in (None, "", "dot"):
             raise InputError(f"task.{name} is for link prediction; set task.kind = 'link', or "
@@ -81,7 +91,11 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "
                          f"has one class; this task is '{task.kind}': leave them out")
     training_task: TrainingTask
+    if task.table is not None and not store.manifest.timed:
+        raise InputError("task.table has seeds with times, but the graph has no times; write its "
+                         "store with times")
     if task.kind == "link":
+        store.check_untimed("link prediction (task.relation) goes")
         training_task = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
         most = task.eval_negatives + 1
     else:

@@ -75,6 +75,7 @@ class NeighborLoader(Loader):
                              "leave it out")
         self._data = part
         _check_plan(part)
+        part.store.check_untimed("dgl_heta_pyg.NeighborLoader goes")
         if isinstance(num_neighbors, Mapping):
             raise InputError("num_neighbors is given per edge type; a partition samples all of "
                              "them alike: give a list, with a number for each hop")

@@ -1,0 +1,140 @@
+"""Batches whose seeds have times: a row is of a node as it is seen at a time.
+
+A seed's time goes down with it: whatever is drawn below it is there at that time. So the rows of a
+batch are of pairs. A pair is one number here: place of the time among the seeds' × nodes of the
+type + node. Whoever has the same seeds, as the workers of a group do, has the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dgl_heta.errors import HetaError
+from dgl_heta.graph.schema import MOST, Relation
+from dgl_heta.sampling.rows import NodeRows
+from dgl_heta.sampling.sampling_kernels import BAD, find_rows, index_rows, visible
+from dgl_heta.store import CSC
+from dgl_heta.store.structure import changed
+
+
+class TimeDraws(NamedTuple):
+    """How edges with times are drawn.
+
+    Attributes
+    ----------
+    latest : the last ones that are there, in place of any of them.
+    strict : only what is there before a seed's time, not what begins at it.
+    """
+
+    latest: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The times of a batch.
+
+    Attributes
+    ----------
+    times : of the seeds, int64, ascending, each once.
+    counts : nodes per type.
+    """
+
+    times: np.ndarray
+    counts: Mapping[str, int]
+    how: TimeDraws
+
+    @classmethod
+    def of(cls, seeds: Mapping[str, np.ndarray], counts: Mapping[str, int], how: TimeDraws
+           ) -> tuple[Moments, dict[str, np.ndarray]]:
+        """The times of seeds, int64 (n, 2) of nodes and times, and their pairs' numbers."""
+        every = np.concatenate([pairs[:, 1] for pairs in seeds.values()])
+        moments = cls(np.unique(every), counts, how)
+        if len(moments.times) * max(counts.values()) > np.iinfo(np.int64).max // 2:
+            raise HetaError(f"{len(moments.times)} times in a batch of a graph with {MOST} nodes "
+                            "are too many; take smaller batches")
+        return moments, {t: pairs[:, 0] + counts[t] * np.searchsorted(moments.times, pairs[:, 1])
+                         for t, pairs in seeds.items()}
+
+    def nodes(self, ntype: str, ids: np.ndarray) -> np.ndarray:
+        """The nodes of some pairs."""
+        return ids % self.counts[ntype]
+
+    def seen(self, relation: Relation, csc: CSC, times: np.ndarray | None, ids: np.ndarray,
+             key: np.uint64) -> dict[str, Any]:
+        """What :class:`dgl_heta.sampling.relation_samples.Sample` says of destination pairs."""
+        places, nodes = np.divmod(ids, self.counts[relation.dst])
+        until = None
+        if times is not None:
+            until = np.empty(len(ids), np.int64), np.empty(len(ids), np.uint64), self.how.latest
+            if visible(csc.indptr, times, nodes, self.times[places], self.how.strict, key,
+                       *until[:2]) == BAD:
+                raise changed(relation, csc)
+        return {"nodes": nodes, "until": until, "shifts": places * self.counts[relation.src]}
+
+    def degrees(self, relation: Relation, csc: CSC, times: np.ndarray | None, nodes: np.ndarray
+                ) -> np.ndarray | None:
+        """How many in-edges of some nodes are there at the one time; None for all."""
+        until = self.seen(relation, csc, times, nodes, np.uint64(0))["until"]
+        return None if until is None else until[0]
+
+    def once(self, rows: Mapping[str, NodeRows]
+             ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Nodes of input rows, each once, and the place of each row's node among them. Input
+        features are a node's, whatever the time."""
+        nodes, places = {}, {}
+        for ntype, table in rows.items():
+            own, every = table.find(table.ids()), np.arange(len(table))
+            first = np.where(own < 0, every, own) == every
+            nodes[ntype] = table.ids()[first]
+            places[ntype] = (np.cumsum(first) - 1)[np.where(own < 0, every, own)]
+        return nodes, places
+
+
+class TimedRows(NodeRows):
+    """Rows of pairs, which are too many for an array with an entry for each: by their hashes.
+
+    Only the first rows may be such that are not found.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(np.empty(0, np.int32))
+        self._table, self._found_from = np.full(1 << 10, -1, np.int32), 0
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        rows = np.empty(len(ids), np.int32)
+        find_rows(ids, None, None, rows, self._table, self.buffer, self.size, False)
+        return rows
+
+    def give(self, ids: np.ndarray, out: np.ndarray, indptr: np.ndarray, shifts: np.ndarray | None
+             ) -> int:
+        self.size = find_rows(ids, indptr, shifts, out, self._table, self.buffer, self.size, True)
+        return len(ids)
+
+    def reserve(self, extra: int) -> None:
+        most = self.size + extra
+        if most > len(self.buffer):
+            grown = np.empty(max(most, 2 * len(self.buffer)), np.int64)
+            grown[:self.size] = self.ids()
+            self.buffer = grown
+        if 2 * most > len(self._table):
+            self._table = np.empty(1 << (2 * most).bit_length(), np.int32)
+            self.take_back(self.size)
+
+    def add(self, ids: np.ndarray, findable: bool = True) -> None:
+        self.reserve(len(ids))
+        start, self.size = self.size, self.size + len(ids)
+        self.buffer[start:self.size] = ids
+        if findable:
+            index_rows(self.buffer, start, self.size, self._table)
+        else:
+            self._found_from = self.size
+
+    def take_back(self, size: int) -> None:
+        self.size = size
+        self._table.fill(-1)
+        index_rows(self.buffer, self._found_from, size, self._table)

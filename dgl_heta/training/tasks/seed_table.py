@@ -1,0 +1,224 @@
+"""Seeds with times: rows of (node, time), of a table (`task.table`) or of a type's own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+from dgl_heta.errors import InputError, listing, several
+from dgl_heta.graph.labels import NodeLabels
+from dgl_heta.graph.readers.arrays import class_labels
+from dgl_heta.graph.readers.columns import numbers
+from dgl_heta.graph.readers.named import IdColumns
+from dgl_heta.graph.readers.splits import WORDS, words
+from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.times import seconds
+from dgl_heta.graph.source import ALWAYS, MASKS
+from dgl_heta.settings import TaskSettings
+from dgl_heta.store import Store
+
+_ENDINGS = (".parquet", ".csv", ".arrow", ".feather")
+
+
+@dataclass(frozen=True)
+class SeedTable:
+    """Nodes of a type, each at a time; the same node at any number of times.
+
+    Attributes
+    ----------
+    nodes, times : int64 (rows,).
+    labels : of the rows; None where only nodes and times are known.
+    part : int8 (rows,), 0, 1 or 2 for rows of training, validation and test, -1 for none of them.
+    """
+
+    nodes: np.ndarray
+    times: np.ndarray
+    labels: NodeLabels | None = None
+    part: np.ndarray | None = None
+
+    def pairs(self, rows: np.ndarray) -> np.ndarray:
+        """Nodes and times of some rows, int64 (rows, 2), as samplers take them."""
+        return np.stack([self.nodes[rows], self.times[rows]], 1)
+
+    def rows(self, split: str) -> np.ndarray:
+        """The rows of a split that have a label, ascending, int64."""
+        assert self.part is not None
+        assert self.labels is not None
+        return self.labels.labelled(np.flatnonzero(self.part == WORDS.index(split)))
+
+
+def read_instant(text: str, name: str) -> int:
+    """A time in ISO 8601 as seconds since 1970; without a zone it is one of UTC.
+
+    Raises
+    ------
+    InputError
+        It is none; `name` says what has it.
+    """
+    try:
+        when = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise InputError(f"{name} is '{text}'; a time is written 2026-11-23 or "
+                         "2026-11-23T09:30:00+01:00") from None
+    return int(when.replace(tzinfo=when.tzinfo or timezone.utc).timestamp() // 1)
+
+
+def said(time: int) -> str:
+    """A time as messages name it."""
+    return f"{np.datetime64(int(time), 's')}Z"
+
+
+def seed_files(path: str | Path) -> list[Path]:
+    """The files of a table of seeds: itself, or one for each split in a directory.
+
+    Raises
+    ------
+    InputError
+        There is no such file.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.is_file():
+            raise InputError(f"task.table: there is no file {path}")
+        return [path]
+    for ending in _ENDINGS:
+        files = [path / f"{word}{ending}" for word in WORDS]
+        if any(file.is_file() for file in files):
+            if lacking := [file for file in files if not file.is_file()]:
+                raise InputError(f"task.table: there is no file {lacking[0]}")
+            return files
+    raise InputError(f"task.table: {path} has no files train, val and test ({listing(_ENDINGS)})")
+
+
+def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels | None
+               ) -> SeedTable:
+    """The seeds of a task on a graph with times.
+
+    Parameters
+    ----------
+    labels : of the type's own rows, where there is no `task.table`: each row is a seed at its own
+        time then.
+
+    Raises
+    ------
+    InputError
+        A file that is no such table, an id that no node has, a seed that is given twice, one from
+        before its node's row or before all data; nothing that says what is for training.
+    """
+    table = None if task.table is None else Table(Path(task.table), seed_files(task.table))
+    rows = store.row_times(ntype)
+    part = None
+    if table is None:
+        if rows is None:
+            raise InputError(f"the graph has times, but rows of '{ntype}' have none, so nothing "
+                             "says when to predict; give a table of ids, times and labels "
+                             "(task.table)")
+        nodes, times = np.arange(len(rows)), np.asarray(rows)
+        if task.val_time is None and task.test_time is None:
+            part = np.full(len(rows), -1, np.int8)
+            for number, name in reversed([*enumerate(MASKS)]):
+                if store.has_array(ntype, name):
+                    part[np.asarray(store.array(ntype, name), bool)] = number
+    else:
+        id_, time, label = task.columns
+        own = store.ids(ntype)
+        table.check(id_, f" of ids of '{ntype}' (task.columns)")
+        nodes = IdColumns().numbers(table, id_, ntype, store.schema.node_counts[ntype],
+                                    None if own is None else own.to_arrow()).astype(np.int64)
+        times = seconds(table, time)
+        labels = _labels(table, label, store, ntype, task)
+        part = _part(table)
+    part = _by_time(part, times, task, table)
+    assert labels is not None
+    seeds = SeedTable(nodes, times, labels, part)
+    _check(seeds, rows, store, ntype,
+           (lambda row: f"node {row} of '{ntype}'") if table is None else table.at)
+    return seeds
+
+
+def _labels(table: Table, name: str, store: Store, ntype: str, task: TaskSettings) -> NodeLabels:
+    """The labels of a table's rows."""
+    features = store.manifest.info.get("columns", {})
+    if name in [record.get("column") for record in features.get(ntype, ())]:
+        raise InputError(f"column '{name}' of {table.path} is the label, and a feature of "
+                         f"'{ntype}', too; leave it out of the features")
+    rows, what = numbers(table, name), f"column '{name}' of {table.path}"
+    if task.kind == "classification":
+        return NodeLabels(class_labels(rows, what, task.unlabelled), "classification", None, -1,
+                          what)
+    return NodeLabels(rows, str(task.kind), None, task.unlabelled, what)
+
+
+def _part(table: Table) -> np.ndarray | None:
+    """The split of each row, by the file or the word that it has."""
+    if table.path.is_dir():
+        return np.repeat(np.arange(len(WORDS), dtype=np.int8), table.counts)
+    if "split" in table.names:
+        return words(table, "split", " of task.table").astype(np.int8)
+    return None
+
+
+def _by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings, table: Table | None
+             ) -> np.ndarray:
+    """The split of each row, by its time where nothing else says it."""
+    bounds = [None if text is None else read_instant(text, f"task.{name}") for name, text in (
+        ("val_time", task.val_time), ("test_time", task.test_time))]
+    if part is not None:
+        if any(bound is not None for bound in bounds):
+            raise InputError(f"{task.table} says which rows are for training, validation and test; "
+                             "leave task.val_time and task.test_time out")
+        return part
+    val, test = bounds
+    if val is None and test is None:
+        raise InputError(f"nothing says which rows of {task.table} are for training: give "
+                         "task.val_time and task.test_time, the times from which rows are for "
+                         "validation and test, or a column 'split'")
+    if val is not None and test is not None and val >= test:
+        raise InputError(f"task.val_time = {task.val_time} must be before task.test_time = "
+                         f"{task.test_time}")
+    first = np.inf if test is None else test
+    return np.where(times >= first, 2, np.where(times >= (first if val is None else val), 1, 0)
+                    ).astype(np.int8)
+
+
+def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
+    """Refuse seeds, int64 (seeds, 2) nodes and times, from before the times of their rows."""
+    wrong = pairs[:, 1] < rows[pairs[:, 0]]
+    if wrong.any():
+        node, time = pairs[np.flatnonzero(wrong)[0]]
+        raise InputError(f"seed {node} of '{ntype}' is at {said(time)}, before its row, which is "
+                         f"of {said(rows[node])}; {several(int(wrong.sum()), 'seed')} of "
+                         f"{len(wrong):,} are such")
+
+
+def _check(seeds: SeedTable, rows: np.ndarray | None, store: Store, ntype: str,
+           name: Callable[[int], str]) -> None:
+    """Refuse seeds that a model must not be asked for; `name` says which a row is."""
+    assert seeds.labels is not None
+    used = np.concatenate([seeds.rows(word) for word in WORDS])
+    seeds.labels.check(used, "a split")
+    nodes, times = seeds.nodes[used], seeds.times[used]
+    order = np.lexsort((times, nodes))
+    again = (np.diff(nodes[order]) == 0) & (np.diff(times[order]) == 0)
+    if again.any():
+        one, two = sorted(used[order[np.flatnonzero(again)[0] + np.arange(2)]].tolist())
+        raise InputError(f"{name(two)}: it is of the same node at the same time as {name(one)}; "
+                         "give each once")
+
+    def refuse(wrong: np.ndarray, why: str) -> None:
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise InputError(f"{name(int(used[at]))}: the seed is at {said(times[at])}, {why}; "
+                             f"{several(int(wrong.sum()), 'seed')} of {len(wrong):,} are such")
+
+    if (times == ALWAYS).any():
+        raise InputError(f"{name(int(used[times == ALWAYS][0]))}: it has a label, but no time")
+    first = store.first_time()
+    if first is not None:
+        refuse(times < first, f"before all data, which begin at {said(first)}")
+    if rows is not None:
+        check_rows(np.stack([nodes, times], 1), rows, ntype)
