@@ -65,6 +65,7 @@ time = "at"
 [plugins.relational.tables.arrival]
 time = "at"
 [task]
+targets = ["flight"]
 table = "{seeds}"
 """
 ENDS = ["carrier", "tailnum", "origin", "dest"]

@@ -65,15 +65,6 @@ class Feature:
         return "number:indicator" if self.nulls else "number"
 
 
-@dataclass
-class Made:
-    """Features of a table: the rows, how each column became some, what was left out."""
-
-    array: np.ndarray | None
-    records: list[dict[str, Any]]
-    notes: list[str]
-
-
 def chosen_features(table: Table, settings: RelationalSettings, label: Labelled | None
                     ) -> list[Feature]:
     """The columns that may become features: not keys, not the label.
@@ -89,7 +80,7 @@ def chosen_features(table: Table, settings: RelationalSettings, label: Labelled 
         raise InputError(f"column '{wrong[0]}' of table '{table.name}' is the label, and is to be "
                          "a feature, too, which would give the answer away; take it out of "
                          f"plugins.relational.tables.\"{table.name}\".features")
-    keys = {*(table.key or ()), *(c for key in table.foreign for c in key.columns)} - {table.time}
+    keys = {*(table.key or ()), *table.foreign_columns} - {table.time}
     found = []
     for name, kind in table.columns.items():
         way = said.get(name, "")
@@ -133,13 +124,16 @@ class Spool:
         table.path = Path(f"table '{self._table.name}'")
         return table
 
-    def features(self, chosen: Sequence[Feature], rows: np.ndarray | None, path: Path) -> Made:
-        """The features that columns become; means and categories are of `rows` (bool) alone."""
+    def features(self, chosen: Sequence[Feature], rows: np.ndarray | None, path: Path
+                 ) -> tuple[np.ndarray | None, list[dict[str, Any]], list[str]]:
+        """The features of columns, or None; how they were made; columns that are left out.
+
+        Means and categories are of `rows` (bool) alone.
+        """
         notes = [f"column '{f.column}' of '{self._table.name}', which is the same in all rows"
                  for f in chosen if f.constant and not f.said]
-        used = [f for f in chosen if f.said or not f.constant]
-        if not used:
-            return Made(None, [], notes)
-        ways = {f.column: f.way(f.column == self._table.time) for f in used}
-        array, records = table_features(self.columns(), ways, rows, path)
-        return Made(array, records, notes)
+        ways = {f.column: f.way(f.column == self._table.time) for f in chosen
+                if f.said or not f.constant}
+        if not ways:
+            return None, [], notes
+        return *table_features(self.columns(), ways, rows, path), notes

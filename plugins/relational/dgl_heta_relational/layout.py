@@ -105,8 +105,8 @@ def _settled(table: Table, said: TableSettings, database: Database) -> Table:
                                        if text not in table.columns else (text,), other)]}
     table = replace(table, foreign=tuple(foreign.values()), time=said.time or table.time,
                     key=table.key if said.key is None else tuple(said.key))
-    named = [*(table.key or ()), *(c for key in table.foreign for c in key.columns),
-             *said.features, *([table.time] if table.time else [])]
+    named = [*(table.key or ()), *table.foreign_columns, *said.features,
+             *([table.time] if table.time else [])]
     for column in named:
         if column not in table.columns:
             raise InputError(f"table '{table.name}' of {database.where} has no column '{column}'; "
@@ -149,7 +149,7 @@ def _leads(table: Table, key: ForeignKey, tables: Mapping[str, Table], database:
 
 def _is_link(table: Table) -> bool:
     """Return whether a table is two foreign keys and nothing else but a time."""
-    linked = {column for key in table.foreign for column in key.columns}
+    linked = {*table.foreign_columns}
     return (len(table.foreign) == 2
             and {*table.columns} - linked <= ({table.time} if table.time else set())
             and not {*(table.key or ())} - linked)

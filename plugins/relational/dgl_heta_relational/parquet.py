@@ -1,4 +1,4 @@
-"""A directory of Parquet files: a table each, with keys in relational.toml or in RelBench's words."""
+"""A directory of Parquet files, a table each; keys are in relational.toml or in RelBench's words."""
 
 from __future__ import annotations
 
@@ -104,6 +104,9 @@ class ParquetDirectory(Database):
         except (OSError, pa.ArrowException, ValueError) as error:
             raise InputError(f"cannot read {file}: {' '.join(str(error).split())}") from None
         self._check_unchanged(table.name)
+
+    def close(self) -> None:
+        """Nothing is open between two files."""
 
     def query(self, text: str) -> Iterator[Any]:
         raise InputError(f"{self.where} is a directory of files, which answers no query; give the "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from dgl_heta import InputError
 from dgl_heta.tools import replacing
 from dgl_heta_relational.tables import Database
 from dgl_heta_relational.task import seconds_of
+from dgl_heta_relational.values import TIME
 
 MARK = b"dgl-heta seeds"
 """What is in the file's metadata: such a file may be replaced."""
@@ -21,41 +24,39 @@ _NEEDED = ("id", "time", "label")
 _WORDS = ("train", "val", "test")
 
 
-def write_seeds(database: Database, query: str, path: Path) -> int | None:
-    """Write what a query gives to a Parquet file; returns the last time of training, in seconds
-    since 1970, if a column `split` says it.
+@contextmanager
+def write_seeds(database: Database, query: str | None, path: Path) -> Iterator[int | None]:
+    """Write what a query gives to a Parquet file, which is there when the body has ended well.
+
+    Yields the last time of training, in seconds since 1970, if a column `split` says it.
 
     Raises
     ------
     InputError
         Other columns than id, time, label and split, empty values, a file of somebody else's.
     """
+    if query is None:
+        yield None
+        return
     if path.exists() and not _is_ours(path):
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
                          "its table by plugins.relational.seeds")
-    until = []
     with replacing(path) as new:
-        writer = None
-        rows = 0
+        writer, until, rows = None, list[int](), 0
         for batch in database.query(query):
             batch = _checked(batch, rows)
-            if batch.num_rows == 0 and rows:
-                continue
-            if writer is None:
-                schema = batch.schema.with_metadata({MARK: query.encode()})
-                writer = pq.ParquetWriter(new, schema)
+            writer = writer or pq.ParquetWriter(
+                new, batch.schema.with_metadata({MARK: query.encode()}))
             writer.write_batch(batch.cast(writer.schema))
             rows += batch.num_rows
-            if "split" in batch.schema.names and batch.num_rows:
-                trained = seconds_of(batch.filter(pc.equal(batch.column("split"), "train"))
-                                     .column("time"))
-                until += [int(trained.max())] if len(trained) else []
-        if writer is not None:
-            writer.close()
-        if not rows:
+            if "split" in batch.schema.names:
+                trained = batch.filter(pc.equal(batch.column("split"), "train")).column("time")
+                until += [int(seconds_of(trained).max())] if len(trained) else []
+        if writer is None:
             raise InputError("the query of --task gives no rows; it must give one for each "
                              "prediction")
-    return max(until) if until else None
+        writer.close()
+        yield max(until, default=None)
 
 
 def _is_ours(path: Path) -> bool:
@@ -68,34 +69,32 @@ def _is_ours(path: Path) -> bool:
 def _checked(batch: Any, before: int) -> Any:
     """A batch of (id, time, label), and split where it is there, with instants for times."""
     names = batch.schema.names
-    extra = [name for name in names if name not in (*_NEEDED, "split")]
-    if extra or [name for name in _NEEDED if name not in names]:
+    if {*names} - {"split"} != {*_NEEDED} or len({*names}) != len(names):
         raise InputError(f"the query of --task gives the columns {', '.join(names)}; it must give "
                          "id, time and label, and may give split: say SELECT … AS id, … AS time, "
                          "… AS label")
-    columns = {name: batch.column(name) for name in names}
-    if batch.num_rows and pa.types.is_large_string(columns["time"].type):
-        columns["time"] = _instants(columns["time"])
-    elif batch.num_rows and not pa.types.is_temporal(columns["time"].type):
-        raise InputError("'time' of the query of --task holds numbers; it must be a date or a "
-                         "timestamp, or ISO 8601 as text")
+    columns = dict(zip(names, batch.columns))
+    columns["time"] = _instants(columns["time"])
     for name, column in columns.items():
         if column.null_count and name != "label":
             row = before + int(np.flatnonzero(column.is_null())[0]) + 1
             raise InputError(f"row {row} of the query of --task has no '{name}'")
-    if "split" in columns and (wrong := [w for w in pc.unique(columns["split"]).to_pylist()
-                                         if w not in _WORDS]):
+    if "split" in columns and (wrong := [word for word in pc.unique(columns["split"]).to_pylist()
+                                         if word not in _WORDS]):
         raise InputError(f"'split' of the query of --task is '{wrong[0]}'; it must be train, val "
                          "or test")
     return pa.record_batch([*columns.values()], [*columns])
 
 
-def _instants(text: Any) -> Any:
-    """Times as ISO 8601 text, all with a zone or none."""
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+def _instants(column: Any) -> Any:
+    """Times: dates, timestamps, or ISO 8601 as text, all with a zone or none."""
+    if pa.types.is_temporal(column.type):
+        return pc.cast(column, TIME)
+    for kind in (pa.timestamp("us"), TIME) if pa.types.is_large_string(column.type) else ():
         try:
-            return pc.cast(pc.cast(text, kind), pa.timestamp("us", "UTC"))
+            return pc.cast(pc.cast(column, kind), TIME)
         except pa.ArrowException:
             continue
-    raise InputError(f"'time' of the query of --task is text such as '{text[0]}'; all must be ISO "
-                     "8601, as 2013-01-01 05:00:00, and all with a zone or none")
+    raise InputError(f"'time' of the query of --task is such as '{column[0]}'; it must be a date, "
+                     "a timestamp, or ISO 8601 as text, 2013-01-01 05:00:00, all with a zone or "
+                     "none")

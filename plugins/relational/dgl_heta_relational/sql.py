@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,8 @@ class SqlDatabase(Database):
             raise
 
     def close(self) -> None:
-        try:
+        with suppress(sa.exc.SQLAlchemyError):  # of a server that is gone, whose error was told
             self._connection.close()
-        except sa.exc.SQLAlchemyError:
-            pass  # of a server that is gone, whose error was told
         self._engine.dispose()
 
     def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
@@ -89,8 +87,7 @@ class SqlDatabase(Database):
 
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
         of = self._sql[table.name]
-        maker = BatchMaker(f"table '{table.name}' of {self.where}",
-                           {name: table.columns[name] for name in columns})
+        maker = BatchMaker(f"table '{table.name}' of {self.where}", table.columns)
         # With no types of SQLAlchemy's, which would read '2020-01-01 10:00+02:00' as 10 o'clock.
         yield from self._made(sa.select(*(sa.type_coerce(of.c[name], types.NullType()).label(name)
                                           for name in columns)), maker)
@@ -104,10 +101,9 @@ class SqlDatabase(Database):
                       else self._connection.execute(statement))
             if not result.returns_rows:
                 raise InputError("the query of --task gives no rows; it must be a SELECT")
-            maker.name(list(result.keys()))
+            names = list(result.keys())
             for rows in result.partitions(ROWS):
-                yield maker.batch(rows)
-            yield maker.batch([])  # which has the columns, where there was no row
+                yield maker.batch(names, rows)
 
     def _reflected(self, schemas: Sequence[str]) -> dict[str, Table]:
         """All tables and views."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 ROWS = 1 << 16
@@ -14,10 +14,8 @@ ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """Columns of a table that name a row of another by `referred` columns of that.
-
-    `referred` is empty for the other's primary key.
-    """
+    """Columns of a table that name a row of another by `referred` columns of that; empty: by its
+    primary key."""
 
     columns: tuple[str, ...]
     table: str
@@ -35,7 +33,7 @@ class Table:
 
     Attributes
     ----------
-    name : with its schema before it where that is not the default one.
+    name : with its schema before it where that is not the first one.
     columns : name to Arrow's type; None where there is none for what it holds.
     key : columns of the primary key; None where none is declared, empty where rows need none.
     time : the column that says from when on a row is there.
@@ -46,10 +44,15 @@ class Table:
     key: tuple[str, ...] | None = None
     foreign: tuple[ForeignKey, ...] = ()
     time: str | None = None
-    is_view: bool = field(default=False)
+    is_view: bool = False
+
+    @property
+    def foreign_columns(self) -> list[str]:
+        """The columns of its foreign keys."""
+        return [column for key in self.foreign for column in key.columns]
 
 
-class Database(ABC):
+class Database(AbstractContextManager["Database"], ABC):
     """Tables that are open for reading, all as of one moment.
 
     Attributes
@@ -75,12 +78,9 @@ class Database(ABC):
     def query(self, text: str) -> Iterator[Any]:
         """The rows that a query of the user's gives, as record batches."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the connection."""
 
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -74,16 +74,19 @@ def test_nothing_of_the_password_is_in_a_store_or_a_message(server, tmp_path, he
         assert not file.is_file() or PASSWORD.encode() not in file.read_bytes()
     monkeypatch.setenv("HETA_DATABASE_PASSWORD", "another " + PASSWORD)
     refused = heta("partition", server.url, "--target", "visit", "--out", tmp_path / "other")
-    assert refused.status == 1 and "password authentication failed" in refused.err
-    assert PASSWORD not in refused.err and len(refused.err.strip().splitlines()) == 1
+    assert refused.status == 1
+    assert "password authentication failed" in refused.err
+    assert PASSWORD not in refused.err
+    assert len(refused.err.strip().splitlines()) == 1
     assert not (tmp_path / "other").exists()
 
 
 def test_a_query_that_would_write_is_refused(server, tmp_path):
     chosen = RelationalSettings(seeds=tmp_path / "seeds.parquet")
-    with SqlDatabase(server.url, chosen) as database:
-        with pytest.raises(HetaError, match="read-only transaction"):
-            read_graph(database, chosen, "SELECT nextval('visit_id_seq') AS id, now() AS time, 1 AS label")
+    query = "SELECT nextval('visit_id_seq') AS id, now() AS time, 1 AS label"
+    with SqlDatabase(server.url, chosen) as database, pytest.raises(
+            HetaError, match="read-only transaction"):
+        read_graph(database, chosen, query)
     assert not [*tmp_path.iterdir()]
 
 
