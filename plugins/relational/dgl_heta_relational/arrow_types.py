@@ -23,7 +23,7 @@ def declared(kind: Any) -> Any:
     sort = sort_of(kind)
     if sort == "time":
         return pa.date32() if pa.types.is_date(kind) else TIME
-    return kind if sort == "decimal" or kind == pa.uint64() else _KINDS.get(sort)
+    return kind if sort in ("decimal", "list") or kind == pa.uint64() else _KINDS.get(sort)
 
 
 def as_declared(batch: Any) -> Any:
@@ -43,4 +43,4 @@ def _known(column: Any) -> Any:
         return pc.cast(pc.cast(column, pa.timestamp("us")) if zone is None else column, TIME)
     if pa.types.is_floating(column.type):  # as pandas has a number that is missing
         column = pc.if_else(pc.is_nan(column), None, column)
-    return column if kind is None else pc.cast(column, kind)
+    return column if kind is None or pa.types.is_nested(kind) else pc.cast(column, kind)

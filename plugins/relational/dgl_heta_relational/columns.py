@@ -43,6 +43,8 @@ class Feature:
 
     def see(self, column: Any) -> None:
         """Look at some values."""
+        if pa.types.is_nested(self.kind):
+            return
         self.nulls += column.null_count
         self.known += len(column) - column.null_count
         if len(self.values) <= FEW:
@@ -80,13 +82,13 @@ def chosen_features(table: Table, settings: RelationalSettings, label: Labelled 
         raise InputError(f"column '{wrong[0]}' of table '{table.name}' is the label, and is to be "
                          "a feature, too, which would give the answer away; take it out of "
                          f"plugins.relational.tables.\"{table.name}\".features")
-    keys = {*(table.key or ()), *table.foreign_columns} - {table.time}
+    keys = {*(table.key or ()), *table.foreign_columns, *table.aside} - {table.time}
     found = []
     for name, kind in table.columns.items():
         way = said.get(name, "")
         if way == "none" or name in hidden or (name in keys and not way):
             continue
-        if way or not (kind is None or pa.types.is_large_binary(kind)):
+        if way or not (kind is None or pa.types.is_large_binary(kind) or pa.types.is_nested(kind)):
             found.append(Feature(name, kind, way))
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dgl_heta import InputError, Relation, Schema
@@ -27,21 +27,26 @@ class Layout:
     @property
     def relations(self) -> dict[Relation, Table]:
         """Each relation with the table whose keys it is; without reverses."""
-        found = {Relation(table.name, key.name, key.table): table
-                 for table in self.nodes.values() for key in table.foreign}
-        return found | {Relation(table.foreign[0].table, table.name, table.foreign[1].table): table
-                        for table in self.links.values()}
+        return {Relation(src, name, dst): table for src, name, dst, table in self._named()}
+
+    def _named(self) -> Iterator[tuple[str, str, str, Table]]:
+        for table in self.nodes.values():
+            yield from ((table.name, key.name, key.table, table) for key in table.foreign)
+        for table in self.links.values():
+            first, second = table.foreign
+            yield first.table, table.name, second.table, table
 
     def schema(self, database: Database) -> Schema:
         """The schema as the database counts it; keys to rows that are not there count, too."""
         counts: dict[str, int] = {}
         edges: dict[Relation, int] = {}
         for name, table in {**self.nodes, **self.links}.items():
-            rows, *known = database.counts(table, table.foreign)
             if name in self.links:
                 first, second = table.foreign
-                edges[Relation(first.table, name, second.table)] = min(known)
+                _, edges[Relation(first.table, name, second.table)] = database.counts(
+                    table, [ForeignKey(first.columns + second.columns, name)])
                 continue
+            rows, *known = database.counts(table, table.foreign)
             counts[name] = rows
             edges |= {Relation(name, key.name, key.table): count
                       for key, count in zip(table.foreign, known)}
@@ -62,9 +67,11 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
     """
     tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
               for name, table in _chosen(database, settings).items()}
-    tables = {name: replace(table, foreign=tuple(
-        key for key in table.foreign if _leads(table, key, tables, database, settings)))
-        for name, table in tables.items()}
+    for name, table in tables.items():
+        read = tuple(key for key in table.foreign
+                     if _leads(table, key, tables, database, settings))
+        tables[name] = replace(table, foreign=read, aside=tuple(
+            column for key in table.foreign if key not in read for column in key.columns))
     referred = {key.table for table in tables.values() for key in table.foreign}
     links = {name: table for name, table in tables.items()
              if name not in referred and _is_link(table)}
@@ -79,7 +86,12 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
         raise InputError(f"no table of {database.where} has a foreign key to another, so there are "
                          "no relations; say them by plugins.relational.tables.NAME.foreign = "
                          "{column = \"table\"}")
-    return Layout(nodes, links)
+    layout = Layout(nodes, links)
+    if len(layout.relations) < len([*layout._named()]):
+        raise InputError(f"a link table of {database.where} has the name of a column that is a "
+                         "foreign key between the same tables, so two relations have one name; "
+                         "leave one out by plugins.relational.skip")
+    return layout
 
 
 def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table]:

@@ -1,4 +1,4 @@
-"""A directory of Parquet files, a table each; keys are in relational.toml or in RelBench's words."""
+"""A directory of Parquet files, a table each; the keys are in relational.toml, or in the files."""
 
 from __future__ import annotations
 

@@ -42,12 +42,16 @@ def write_seeds(database: Database, query: str | None, path: Path) -> Iterator[i
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
                          "its table by plugins.relational.seeds")
     with replacing(path) as new:
-        writer, until, rows = None, list[int](), 0
+        writer, until, rows, forms = None, list[int](), 0, [pa.timestamp("us"), TIME]
         for batch in database.query(query):
-            batch = _checked(batch, rows)
+            batch = _checked(batch, rows, forms)
             writer = writer or pq.ParquetWriter(
                 new, batch.schema.with_metadata({MARK: query.encode()}))
-            writer.write_batch(batch.cast(writer.schema))
+            try:
+                writer.write_batch(batch.cast(writer.schema))
+            except (pa.ArrowException, ValueError):
+                raise InputError("columns of the query of --task have values of different types "
+                                 f"after row {rows:,}; CAST them") from None
             rows += batch.num_rows
             if "split" in batch.schema.names:
                 trained = batch.filter(pc.equal(batch.column("split"), "train")).column("time")
@@ -66,15 +70,16 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _checked(batch: Any, before: int) -> Any:
-    """A batch of (id, time, label), and split where it is there, with instants for times."""
+def _checked(batch: Any, before: int, forms: list[Any]) -> Any:
+    """A batch of (id, time, label), and split where it is there, with instants for times; `forms`
+    as of :func:`_instants`."""
     names = batch.schema.names
     if {*names} - {"split"} != {*_NEEDED} or len({*names}) != len(names):
         raise InputError(f"the query of --task gives the columns {', '.join(names)}; it must give "
                          "id, time and label, and may give split: say SELECT … AS id, … AS time, "
                          "… AS label")
     columns = dict(zip(names, batch.columns))
-    columns["time"] = _instants(columns["time"])
+    columns["time"] = _instants(columns["time"], forms)
     for name, column in columns.items():
         if column.null_count and name != "label":
             row = before + int(np.flatnonzero(column.is_null())[0]) + 1
@@ -86,15 +91,18 @@ def _checked(batch: Any, before: int) -> Any:
     return pa.record_batch([*columns.values()], [*columns])
 
 
-def _instants(column: Any) -> Any:
-    """Times: dates, timestamps, or ISO 8601 as text, all with a zone or none."""
+def _instants(column: Any, forms: list[Any]) -> Any:
+    """Times: dates, timestamps, or ISO 8601 as text. `forms` are types that the text may be of,
+    without a zone and with one; that of the first batch stays."""
     if pa.types.is_temporal(column.type):
         return pc.cast(column, TIME)
-    for kind in (pa.timestamp("us"), TIME) if pa.types.is_large_string(column.type) else ():
+    for kind in [*forms] if pa.types.is_large_string(column.type) else ():
         try:
-            return pc.cast(pc.cast(column, kind), TIME)
+            times = pc.cast(pc.cast(column, kind), TIME)
         except pa.ArrowException:
             continue
+        forms[:] = [kind]
+        return times
     raise InputError(f"'time' of the query of --task is such as '{column[0]}'; it must be a date, "
                      "a timestamp, or ISO 8601 as text, 2013-01-01 05:00:00, all with a zone or "
                      "none")

@@ -20,7 +20,7 @@ from dgl_heta_relational.values import BatchMaker
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
-_SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)
+_SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
 _TIMEOUT_S = 30
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "postgresql": {"connect_timeout": _TIMEOUT_S, "keepalives_idle": 30, "keepalives_interval": 10,

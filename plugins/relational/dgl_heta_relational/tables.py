@@ -37,6 +37,7 @@ class Table:
     columns : name to Arrow's type; None where there is none for what it holds.
     key : columns of the primary key; None where none is declared, empty where rows need none.
     time : the column that says from when on a row is there.
+    aside : columns of foreign keys to tables that are not read.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Table:
     foreign: tuple[ForeignKey, ...] = ()
     time: str | None = None
     is_view: bool = False
+    aside: tuple[str, ...] = ()
 
     @property
     def foreign_columns(self) -> list[str]:
