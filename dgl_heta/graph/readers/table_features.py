@@ -32,7 +32,7 @@ PARTS = "parts"
 _WORD = re.compile(r"\w+")
 _DAY = 86400
 _YEAR = 365.2425 * _DAY
-_WEEK, _MONDAY = 7 * _DAY, 4 * _DAY  # 1970 began on a Thursday
+_WEEK, _MONDAY = 7 * _DAY, 3 * _DAY  # 1970 began on a Thursday
 
 
 def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | None = None,

@@ -51,7 +51,16 @@ def test_a_directory_of_parquet_files_with_keys(tmp_path):
     assert source.times["order"].tolist()[:2] == [0, 0]
     assert [r["kind"] for r in source.info["columns"]["order"]] == ["date", "number"]
     assert source.info["columns that are not used"]["customer"] == ["id", "vector"]
-    (tmp_path / "relational.toml").write_text(KEYS + "mode = 1\n")
+    (tmp_path / "relational.toml").write_text(KEYS + '[tables.nobody]\nkey = ["id"]\n')
+    with pytest.raises(InputError, match="names table 'nobody', which .* does not have"):
+        open_source(tmp_path)
+    (tmp_path / "relational.toml").write_text(KEYS.replace(
+        '["id"]\n[tables.order]', '["id"]\nfeatures = {pair = "vector"}\n[tables.order]'))
+    pq.write_table(TABLES["customer"].append_column("pair", [[[1, 2], [3, 4], None]]),
+                   tmp_path / "customer.parquet")
+    assert open_source(tmp_path).node_arrays["customer"]["feat"][:, -2:].tolist() == [
+        [1, 2], [3, 4], [2, 3]]
+    (tmp_path / "relational.toml").write_text("mode = 1\n" + KEYS)
     with pytest.raises(InputError, match="mode"):
         open_source(tmp_path)
 

@@ -103,6 +103,12 @@ def test_columns_become_features_by_their_types(tmp_path):
     assert level[:, 1].tolist() == [0, 1, 0, 0]  # in the row that has none
 
 
+def test_keys_to_tables_that_are_not_read_are_no_features(tmp_path):
+    source = read(made(tmp_path / "shop.db"), skip=["customer", "friend"])
+    assert {*source.node_counts} == {"sales order", "line", "claim"}
+    assert "the customer" in source.info["columns that are not used"]["sales order"]
+
+
 def test_means_and_categories_are_of_training_time(tmp_path):
     said = {"label": "sales order.late", "split": [0.5, 0.25, 0.25],
             "tables": {"sales order": {"time": "placed"}}}
@@ -188,6 +194,8 @@ WRONG = [
     ("", {"tables": {"customers": {}}}, "names table 'customers'.*Did you mean|customer"),
     ("", {"tables": {"customer": {"key": ["country"]}}}, "has two rows whose key"),
     ("", {"tables": {"customer": {"features": {"nme": "text"}}}}, "has no column 'nme'"),
+    ("CREATE TABLE referrer (a INTEGER REFERENCES customer, b INTEGER REFERENCES customer)", {},
+     "two relations have one name"),
     ("", {"only": ["claim"]}, "no table of .* has a foreign key to another"),
 ]
 
