@@ -244,9 +244,9 @@ class _Reading:
             asked.places.append(places)
             asked.pieces.append((question, len(known)))
 
-    def _edges(self, times: dict[Any, np.ndarray]) -> dict[Relation, EdgeArrays]:
+    def _edges(self, times: dict[Any, np.ndarray]) -> dict[Relation, Any]:
         """The edges of all relations; adds the times of those of link tables."""
-        edges: dict[Relation, EdgeArrays] = {}
+        edges: dict[Relation, Any] = {}
         for relation, table in self._layout.relations.items():
             ends = [ArrayFile(self._path(), np.int64 if self._read[t].count >= 2**31 else np.int32)
                     for t in (relation.src, relation.dst)]

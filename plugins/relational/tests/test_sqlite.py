@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -110,7 +111,7 @@ def test_keys_to_tables_that_are_not_read_are_no_features(tmp_path):
 
 
 def test_means_and_categories_are_of_training_time(tmp_path):
-    said = {"label": "sales order.late", "split": [0.5, 0.25, 0.25],
+    said: dict[str, Any] = {"label": "sales order.late", "split": [0.5, 0.25, 0.25],
             "tables": {"sales order": {"time": "placed"}}}
     source = read(made(tmp_path / "shop.db"), **said)
     total = next(r for r in source.info["columns"]["sales order"] if r["column"] == "total")
@@ -128,7 +129,7 @@ def test_the_task_of_a_query_is_a_table_of_seeds(tmp_path):
     url, seeds = made(tmp_path / "shop.db"), tmp_path / "seeds.parquet"
     query = ('SELECT number AS id, placed AS time, late AS label, CASE WHEN placed < "2020-03" '
              'THEN "train" ELSE "test" END AS split FROM "sales order"')
-    said = {"tables": {"sales order": {"time": "placed"}}, "seeds": str(seeds)}
+    said: dict[str, Any] = {"tables": {"sales order": {"time": "placed"}}, "seeds": str(seeds)}
     source = read(url, query, **said)
     rows = pq.read_table(seeds).to_pylist()
     assert [(row["id"], row["label"], row["split"]) for row in rows] == [
