@@ -110,6 +110,7 @@ def test_times_become_numbers_and_hands_of_clocks(tmp_path: Path, as_text: bool)
 
 def test_features_of_a_table_in_pieces_are_those_of_the_whole(tmp_path: Path) -> None:
     count = 2**17 + 1000
+    times = datetime.datetime(2024, 1, 1)
     numbers = np.random.default_rng(0).standard_normal(count) * 3 + 1e6
     pq.write_table(pa.table({"n": numbers, "c": ["x"] * (count - 1) + ["y"]}), tmp_path / "t.parquet")
     table = Table(tmp_path / "t.parquet")
@@ -124,6 +125,13 @@ def test_features_of_a_table_in_pieces_are_those_of_the_whole(tmp_path: Path) ->
     assert number["mean"] == pytest.approx(numbers[:70_000].mean(), rel=1e-14)
     assert category["values"] == ["x"]
     assert feat[-1, 1] == 0  # a category that was not seen
+    late = pa.table({"n": numbers, "late": [None] * (count - 1) + [1.0],
+                     "c": [None] * (count - 1) + ["y"], "when": [None] * (count - 1) + [times]})
+    pq.write_table(late, tmp_path / "late.parquet")
+    part, records = table_features(Table(tmp_path / "late.parquet"), {
+        "late": "number:indicator", "c": "category", "n": "number", "when": "date"}, rows)
+    assert [record["column"] for record in records] == ["n"]
+    assert np.array_equal(part[:, 0], feat[:, 0])
     assert np.array_equal(np.load(tmp_path / "feat.npy"), feat)
 
 

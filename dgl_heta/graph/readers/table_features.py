@@ -45,7 +45,8 @@ def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | 
         as many in each row; either with `:indicator` for a column that says where there is none;
         to `category`; to `date`, of times, or `date:parts` without the time as a number; or to
         `text`, with a width after a colon (`text:128`).
-    rows : the rows that means, deviations and categories are of, bool; None: all.
+    rows : the rows that means, deviations and categories are of, bool; None: all. A column without
+        a value in them becomes no feature.
     file : a new `.npy` file for the features, which are a map of it then.
 
     Raises
@@ -54,6 +55,8 @@ def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | 
         No such column, another kind, values that are not of the kind, too many categories.
     """
     ways = [_way(table, name, str(text)) for name, text in columns.items()]
+    for way in ways:
+        way.needed = rows is None
     for name in columns:
         table.check(name, " for features")
     count = 0
@@ -62,7 +65,9 @@ def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | 
         part = piece if rows is None else piece.where(np.flatnonzero(rows[low:count]))
         for way in ways:
             way.see(part)
-    width = sum(way.found() for way in ways)
+    for way in ways:
+        way.width = way.found()
+    width = sum(way.width for way in ways)
     if 4 * count * width > max(FREE_FEATURES, expanded(table.size)):
         raise InputError(f"features of {table.path} would take {4 * count * width:,} bytes: "
                          f"{count:,} nodes, {width:,} numbers each; they may have "
@@ -72,10 +77,11 @@ def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | 
     low = 0
     for piece in table.pieces(list(columns)):
         high = low + piece.num_rows
-        np.concatenate([way.rows(piece) for way in ways], 1, out=made[low:high])
+        np.concatenate([way.rows(piece) if way.width else np.empty((high - low, 0), np.float32)
+                        for way in ways], 1, out=made[low:high])
         forget(made)
         low = high
-    return made, [{"column": way.name, "kind": way.kind, **way.record} for way in ways]
+    return made, [{"column": way.name, "kind": way.kind, **way.record} for way in ways if way.width]
 
 
 class _Way(ABC):
@@ -84,10 +90,14 @@ class _Way(ABC):
     Attributes
     ----------
     name, kind : the column, and the way's name.
+    needed : whether it is an error if there is no value.
+    width : numbers of a row; 0 where no value was seen.
     record : what was found out, complete when all rows were made.
     """
 
     kind: str
+    needed = True
+    width = 0
 
     def __init__(self, table: Table, name: str) -> None:
         self.table, self.name, self.record = table, name, dict[str, Any]()
@@ -98,7 +108,8 @@ class _Way(ABC):
 
     @abstractmethod
     def found(self) -> int:
-        """All that is to be found out was seen; returns the numbers of a row."""
+        """All that is to be found out was seen; returns the numbers of a row, 0 if there was no
+        value."""
 
     @abstractmethod
     def rows(self, piece: Table) -> np.ndarray:
@@ -169,6 +180,8 @@ class _Numbers(_Way):
     def found(self) -> int:
         self._mean, self._deviation = self._moments.found()
         if not np.any(self._moments.known):
+            if not self.needed:
+                return 0
             raise InputError(f"column '{self.name}' of {self.table.path} has no number in any row")
         return len(self._mean) + self._indicator
 
@@ -236,7 +249,7 @@ class _Category(_Way):
 
     def found(self) -> int:
         names = self.record["values"] = sorted(self._known - {None, ""})
-        if not 0 < len(names) <= MOST_CATEGORIES:
+        if not self.needed <= len(names) <= MOST_CATEGORIES:
             raise InputError(f"column '{self.name}' of {self.table.path} has {len(names):,} "
                              f"categories; there must be between 1 and {MOST_CATEGORIES:,}: take "
                              "it as text or number, or not")
@@ -273,6 +286,8 @@ class _Date(_Way):
             self._periods.append(_DAY)
 
     def found(self) -> int:
+        if not (self.needed or np.any(self._moments.known)):
+            return 0
         (mean,), (deviation,) = self._moments.found()
         self.record |= {"missing": 0, "parts": ["year", "week", "day"][:len(self._periods)]}
         if not self._parts:

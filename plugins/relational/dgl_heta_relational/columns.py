@@ -138,4 +138,8 @@ class Spool:
                 if f.said or not f.constant}
         if not ways:
             return None, [], notes
-        return *table_features(self.columns(), ways, rows, path), notes
+        array, records = table_features(self.columns(), ways, rows, path)
+        made = {record["column"] for record in records}
+        notes += [f"column '{name}' of '{self._table.name}', which has no value in training"
+                  for name in ways if name not in made]
+        return array if records else None, records, notes

@@ -21,12 +21,11 @@ from dgl_heta_relational.values import BatchMaker
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
 _SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
-_TIMEOUT_S = 30
+_POSTGRES = {"connect_timeout": 30, "keepalives_idle": 30, "keepalives_interval": 10,
+             "keepalives_count": 3, "options": "-c synchronize_seqscans=off"}
 _ARGUMENTS: dict[str, dict[str, Any]] = {
-    "postgresql": {"connect_timeout": _TIMEOUT_S, "keepalives_idle": 30, "keepalives_interval": 10,
-                   "keepalives_count": 3, "options": "-c synchronize_seqscans=off"},
-    "mysql": {"connect_timeout": _TIMEOUT_S, "read_timeout": 600},
-}
+    "psycopg2": _POSTGRES, "psycopg": _POSTGRES,
+    "pymysql": {"connect_timeout": 30, "read_timeout": 600}}
 """What drivers are asked for; a server that is gone is noticed in about a minute."""
 
 
@@ -171,15 +170,15 @@ def _parsed(url: str) -> sa.URL:
 
 def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
     """What connects to a database, to read it alone."""
-    arguments = dict(_ARGUMENTS.get(kind, {}))
     if kind == "sqlite":
         url = url.set(database=Path(url.database or "").absolute().as_uri() + "?mode=ro",
                       query={"uri": "true"})
     elif password:
         url = url.set(password=password)
     try:
-        engine = sa.create_engine(url, connect_args=arguments, poolclass=sa.pool.NullPool,
-                                  hide_parameters=True)
+        engine = sa.create_engine(
+            url, connect_args=_ARGUMENTS.get(url.get_driver_name(), {}),
+            poolclass=sa.pool.NullPool, hide_parameters=True)
     except (ImportError, sa.exc.NoSuchModuleError) as error:
         raise InputError(f"no driver for {where} is installed ({error}); install "
                          f"dgl-heta-relational[{kind}]") from None
