@@ -61,6 +61,26 @@ _LAZY = {
     "open_input": "dgl_heta.partition.graph_input",
     "part_tensor": "dgl_heta.graph.source",
     "read_dgl_graph": "dgl_heta.graph.readers.dgl_graph",
+    # tables of rows
+    "ALWAYS": "dgl_heta.graph.source",
+    "REVERSE": "dgl_heta.graph.changes",
+    "with_reverse": "dgl_heta.graph.changes",
+    "NodeIds": "dgl_heta.graph.node_ids",
+    "ColumnTable": "dgl_heta.graph.readers.table_reader:Table",
+    "table_features": "dgl_heta.graph.readers.table_features",
+    "task_columns": "dgl_heta.graph.readers.columns",
+    "masks_of": "dgl_heta.graph.readers.splits",
+    "known_entries": "dgl_heta.graph.labels",
+    "node_task": "dgl_heta.graph.readers.arrays",
+    "as_text": "dgl_heta.graph.readers.column_values",
+    "plain_column": "dgl_heta.graph.readers.column_values:plain",
+    "sort_of": "dgl_heta.graph.readers.column_values",
+    "IdShards": "dgl_heta.graph.readers.id_shards",
+    "TextFile": "dgl_heta.graph.readers.id_shards",
+    "ArrayFile": "dgl_heta.graph.readers.id_shards",
+    "mapped_files": "dgl_heta.graph.readers.id_shards:mapped",
+    "read_section": "dgl_heta.settings",
+    "read_toml": "dgl_heta.settings.toml",
     # providers, settings, messages
     "Plugins": "dgl_heta.hooks.manager",
     "plugins": "dgl_heta.hooks.manager",
@@ -97,18 +117,21 @@ _LAZY = {
 }
 
 __all__ = [
-    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "DistributedModel",
-    "GroupExchange", "InEdges", "Loader", "MiniBatch", "NodeShape", "Patch", "PatchTable",
-    "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "Relations",
-    "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed",
-    "check_archive", "check_file", "check_room", "check_source", "config_name", "data_parallel",
-    "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes",
-    "init_workers", "initial_rows", "is_part_config", "kernel", "listing", "load_settings",
-    "log_line", "make_request", "nearest", "new_array", "new_directory", "new_rows",
-    "open_input", "optional", "out", "part_tensor", "patch_all", "peak_rss_mb", "plain",
-    "plugins", "prefetch", "print_json", "progress", "read_dgl_graph", "read_signed",
-    "replacing", "reserve", "run_workers", "scratch_directory", "section_name", "state_of",
-    "table", "worker_main", "wrapper_for_any_graph", "write_atomic", "write_signed",
+    "ALWAYS", "COMPILES", "MASKS", "PUBLIC", "REVERSE", "Advance", "ArrayFile", "AsJson", "Block",
+    "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "Loader",
+    "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Plugins",
+    "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape", "StaticFeatures",
+    "TextFile", "Traffic", "agrees", "as_text", "changed", "check_archive", "check_file",
+    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
+    "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
+    "is_part_config", "kernel", "known_entries", "listing", "load_settings", "log_line",
+    "make_request", "mapped_files", "masks_of", "nearest", "new_array", "new_directory",
+    "new_rows", "node_task", "open_input", "optional", "out", "part_tensor", "patch_all",
+    "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch", "print_json", "progress",
+    "read_dgl_graph", "read_section", "read_signed", "read_toml", "replacing", "reserve",
+    "run_workers", "scratch_directory", "section_name", "sort_of", "state_of", "table",
+    "table_features", "task_columns", "with_reverse", "worker_main", "wrapper_for_any_graph",
+    "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -120,10 +143,22 @@ if TYPE_CHECKING:
     from dgl_heta.features.learnable import initial_rows
     from dgl_heta.features.row_kernels import gather_rows, new_rows
     from dgl_heta.features.static import StaticFeatures
+    from dgl_heta.graph.changes import REVERSE, with_reverse
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
+    from dgl_heta.graph.labels import known_entries
+    from dgl_heta.graph.node_ids import NodeIds
+    from dgl_heta.graph.readers.arrays import node_task
+    from dgl_heta.graph.readers.column_values import as_text, sort_of
+    from dgl_heta.graph.readers.column_values import plain as plain_column
+    from dgl_heta.graph.readers.columns import task_columns
     from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
+    from dgl_heta.graph.readers.id_shards import ArrayFile, IdShards, TextFile
+    from dgl_heta.graph.readers.id_shards import mapped as mapped_files
     from dgl_heta.graph.readers.sizes import check_archive
-    from dgl_heta.graph.source import MASKS, graph_names, part_tensor
+    from dgl_heta.graph.readers.splits import masks_of
+    from dgl_heta.graph.readers.table_features import table_features
+    from dgl_heta.graph.readers.table_reader import Table as ColumnTable
+    from dgl_heta.graph.source import ALWAYS, MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
@@ -138,7 +173,8 @@ if TYPE_CHECKING:
     from dgl_heta.report.console import Advance, out, print_json, progress, table
     from dgl_heta.report.metrics_log import log_line
     from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
-    from dgl_heta.settings import load_settings, section_name
+    from dgl_heta.settings import load_settings, read_section, section_name
+    from dgl_heta.settings.toml import read_toml
     from dgl_heta.store.source_checks import check_source
     from dgl_heta.store.structure import changed
     from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic

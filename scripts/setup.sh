@@ -49,7 +49,10 @@ echo "Setting up $venv with $("$python" --version) (a few minutes, about 5 GB) â
 [[ -x "$venv/bin/python" ]] && supported "$venv/bin/python" || "$python" -m venv --clear "$venv"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 "${pip[@]}" --upgrade "pip>=23" "setuptools>=77" wheel
-for plugin in plugins/*/pyproject.toml; do install+=(--editable "${plugin%/*}"); done  # with what they need
+for plugin in plugins/*/pyproject.toml; do  # with what they need, and what their tests need
+    extra=""; grep -q '^test = ' "$plugin" && extra="[test]"
+    install+=(--editable "${plugin%/*}$extra")
+done
 "${pip[@]}" "${install[@]}"
 # GraphStorm names a torchdata that DGL 2.1 cannot be imported with, and 2.4 does without.
 [[ "${1:-}" == --newest ]] || "${pip[@]}" --no-deps graphstorm==0.5.0.post1

@@ -42,7 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> list[str]:
     return [f"tests that need {what} {'fail' if what in needs.REQUIRED else 'are skipped'}: {why}"
-            for what in ("dgl", "hosts", "sshd", "slurm") if (why := needs.lacking(what))]
+            for what in ("dgl", "hosts", "sshd", "slurm", "postgres")
+            if (why := needs.lacking(what))]
 
 
 class _WithoutDGL(pytest.Module):

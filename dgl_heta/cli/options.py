@@ -75,6 +75,9 @@ class ReadingOptions:
     feature: Annotated[list[str], typer.Option(
         "--feature", metavar="TYPE=ARRAY", help="Take this array of a node type for its features; "
         "default: feat.")] = field(default_factory=list)
+    task: Annotated[str | None, typer.Option(
+        "--task", help="Of a database the query for (id, time, label); of a GraphBolt data set the "
+        "name of the task.")] = None
 
 
 def _number_or_auto(text: str) -> int | str:

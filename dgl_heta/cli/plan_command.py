@@ -98,7 +98,8 @@ def plan(
 
     settings = load_settings(source.config, source.overrides)
     registry = plugins().configured(settings)
-    opened = open_input(graph, registry, settings.run.verify, reading(files))
+    opened = open_input(graph, registry, settings.run.verify, reading(files),
+                        schema_only=not compare and machines.cluster is None)
     work.workload(settings)  # checked, whatever is shown
     given = {**options.given(), "--svg": svg}
     if machines.cluster is not None:

@@ -40,7 +40,7 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
 
 def reading(options: ReadingOptions) -> Reading:
     """Return the changes that the options make to a graph that is read."""
-    return Reading(options.reverse, tuple(options.feature))
+    return Reading(options.reverse, tuple(options.feature), options.task)
 
 
 def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool,

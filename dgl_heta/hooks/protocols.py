@@ -90,6 +90,9 @@ class Reader(Provider, Protocol):
     remote: bool = False
     """Whether `path` may be in object storage: a :class:`~dgl_heta.system.remote_files.RemotePath`,
     which has no name on this machine's disk."""
+    schemes: Sequence[str] = ()
+    """Schemes of URLs that it reads, such as `sqlite` for `sqlite:///shop.db`. `path` is the URL
+    then, a text, and `matches` is not asked."""
 
     @abstractmethod
     def matches(self, path: Path) -> bool:
@@ -97,6 +100,10 @@ class Reader(Provider, Protocol):
 
         `path` is what the user wrote: a file, a directory, or a name that is neither.
         """
+
+    def schema(self, path: Path, **options: Any) -> Schema | None:
+        """The schema, if it is known before the graph is read: what `dgl-heta plan` needs."""
+        return None
 
     @abstractmethod
     def read(self, path: Path, **options: Any) -> GraphSource:

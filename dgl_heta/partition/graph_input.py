@@ -18,7 +18,7 @@ from dgl_heta.hooks.packaged import to_install
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
-from dgl_heta.system.remote_files import RemotePath, file_path, is_remote
+from dgl_heta.system.remote_files import RemotePath, is_remote
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,12 @@ class Reading:
     ----------
     reverse : add reverse relations (:func:`~dgl_heta.graph.changes.with_reverse`).
     features : `TYPE=ARRAY`, which array of a type to take for its features.
+    task : the option `task` of the data set or reader; None: its own default.
     """
 
     reverse: bool = False
     features: Sequence[str] = ()
+    task: str | None = None
 
     def changed(self, opened: GraphInput, text: str) -> GraphInput:
         """The graph with the changes.
@@ -121,13 +123,16 @@ class Reading:
 
 
 def open_input(text: str, plugins: Plugins, verify: bool = False,
-               reading: Reading | None = None) -> GraphInput:
+               reading: Reading | None = None, schema_only: bool = False) -> GraphInput:
     """Open what a user names; `verify` as for :class:`dgl_heta.store.Store`.
+
+    With `schema_only` nothing else is read of what has a schema without (`Reader.schema`).
 
     A JSON file is a schema, or a part_config of DistDGL's parts. A directory is a partition, a
     relation store, or what a reader knows, told apart by what it holds; a file other than JSON is
-    for a reader, too. A URL is of a directory of edge files. Any other text is a data set of a
-    plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`).
+    for a reader, too. A URL is of a directory of edge files, or for the reader of its scheme. Any
+    other text is a data set of a plugin or a name that a reader knows (`ogbn-…`, in the directory
+    `dataset`).
     Options of a data set or reader follow after a colon: `name:option=value,…`.
 
     Raises
@@ -135,31 +140,36 @@ def open_input(text: str, plugins: Plugins, verify: bool = False,
     InputError
         None of these; the message lists what would be right.
     """
-    opened = _opened(text, plugins, verify)
+    task = {} if reading is None or reading.task is None else {"task": reading.task}
+    opened = _opened(text, plugins, verify, task, schema_only)
     return reading.changed(opened, text) if reading else opened
 
 
-def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
+def _opened(text: str, plugins: Plugins, verify: bool, task: dict[str, str], schema_only: bool
+            ) -> GraphInput:
     from dgl_heta.graph.datasets import load_dataset
-    from dgl_heta.graph.readers import find_reader, open_source
+    from dgl_heta.graph.readers import find_reader, open_source, place, schema_of
 
     datasets = plugins.providers("dataset")
     name, options = (text, "") if is_remote(text) else _name_and_options(text, datasets)
-    path = file_path(name)
+    path = place(name, plugins)
     if name in datasets and not Path(text).exists():  # `name:option=1`, whatever is in `name`
-        source = load_dataset(plugins.get("dataset", name), options)
+        source = load_dataset(plugins.get("dataset", name), options, **task)
         return GraphInput(source.schema(), source.name, source=source)
-    opened = _written(path, verify)
+    opened = None if isinstance(path, str) else _written(path, verify)
     if opened is not None:
-        if options:
-            raise InputError(f"'{name}' takes no options, but '{options}' are given; leave them "
-                             "out")
+        if options or task:
+            raise InputError(f"'{name}' takes no options, but '{options or '--task'}' is given; it "
+                             "is for a graph that is read: leave it out")
         return opened
     reader = find_reader(path, plugins)
-    if reader is None and path.is_file():
-        return GraphInput(Schema.load(path), path.stem)
-    if reader is not None or path.is_dir():
-        given = {} if reader is None else split_options(options, name, reader.options)
+    if reader is None and Path(path).is_file():
+        return GraphInput(Schema.load(Path(path)), Path(path).stem)
+    if reader is not None or Path(path).is_dir():
+        given = {} if reader is None else split_options(options, name, reader.options) | task
+        schema = schema_of(reader, path, given) if reader and schema_only else None
+        if schema is not None:
+            return GraphInput(schema, Path(path).stem)
         source = open_source(path, plugins, **given)
         return GraphInput(source.schema(), source.name, source=source)
     if is_remote(text):

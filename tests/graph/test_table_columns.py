@@ -14,6 +14,8 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.graph.changes import columns_text, features_text
 from dgl_heta.graph.readers import read_edge_files
+from dgl_heta.graph.readers.table_features import table_features
+from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.source import MASKS, GraphSource
 from dgl_heta.store import Store, write_store
 
@@ -86,6 +88,51 @@ def test_values_that_cannot_be_features_are_named(
         tmp_path: Path, values: list, kind: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         make(tmp_path, {"c": values}, {"c": kind}, ending="csv")
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_times_become_numbers_and_hands_of_clocks(tmp_path: Path, as_text: bool) -> None:
+    times = [datetime.datetime(2024, 1, 1, 6), datetime.datetime(2024, 7, 2, 18), None]
+    values = [None if t is None else t.isoformat() for t in times] if as_text else times
+    feat = make(tmp_path, {"when": values}, {"when": "date"}).node_arrays["paper"]["feat"]
+    np.testing.assert_allclose(feat[:, 0], [-1, 1, 0], atol=1e-6)
+    assert feat.shape == (3, 7)
+    np.testing.assert_allclose(feat[:2, 5:], [[1, 0], [-1, 0]], atol=1e-6)  # of the day
+    week = 2 * np.pi * np.array([0.25, 1.75]) / 7  # a Monday, a Tuesday
+    np.testing.assert_allclose(feat[:2, 3:5], np.stack([np.sin(week), np.cos(week)], 1), atol=1e-5)
+    assert not feat[2].any()
+    days = make(tmp_path, {"when": [datetime.date(2024, 1, 1), datetime.date(2024, 7, 1)]},
+                {"when": "date:parts"})
+    assert days.node_arrays["paper"]["feat"].shape == (2, 4)
+    assert days.info["columns"]["paper"][0] == {
+        "column": "when", "kind": "date", "missing": 0, "parts": ["year", "week"]}
+
+
+def test_features_of_a_table_in_pieces_are_those_of_the_whole(tmp_path: Path) -> None:
+    count = 2**17 + 1000
+    times = datetime.datetime(2024, 1, 1)
+    numbers = np.random.default_rng(0).standard_normal(count) * 3 + 1e6
+    pq.write_table(pa.table({"n": numbers, "c": ["x"] * (count - 1) + ["y"]}), tmp_path / "t.parquet")
+    table = Table(tmp_path / "t.parquet")
+    feat, (number, category) = table_features(table, {"n": "number", "c": "category"})
+    assert (number["mean"], number["deviation"]) == (
+        pytest.approx(numbers.mean(), rel=1e-14), pytest.approx(numbers.std(), rel=1e-9))
+    np.testing.assert_allclose(feat[:, 0], (numbers - numbers.mean()) / numbers.std(), atol=1e-5)
+    assert category["values"] == ["x", "y"]
+    rows = np.arange(count) < 70_000
+    feat, (number, category) = table_features(table, {"n": "number", "c": "category"}, rows,
+                                              tmp_path / "feat.npy")
+    assert number["mean"] == pytest.approx(numbers[:70_000].mean(), rel=1e-14)
+    assert category["values"] == ["x"]
+    assert feat[-1, 1] == 0  # a category that was not seen
+    late = pa.table({"n": numbers, "late": [None] * (count - 1) + [1.0],
+                     "c": [None] * (count - 1) + ["y"], "when": [None] * (count - 1) + [times]})
+    pq.write_table(late, tmp_path / "late.parquet")
+    part, records = table_features(Table(tmp_path / "late.parquet"), {
+        "late": "number:indicator", "c": "category", "n": "number", "when": "date"}, rows)
+    assert [record["column"] for record in records] == ["n"]
+    assert np.array_equal(part[:, 0], feat[:, 0])
+    assert np.array_equal(np.load(tmp_path / "feat.npy"), feat)
 
 
 def test_numbers_that_are_missing_have_the_mean_and_may_be_marked(tmp_path: Path) -> None:

@@ -33,13 +33,13 @@ class Synthetic(Dataset):
         return [cls(shape, title, small[shape]) for shape, title in titles.items()]
 
 
-def load_dataset(dataset: Dataset, options: str = "") -> GraphSource:
-    """Load a data set with options given as text, `key=value,key=value`.
+def load_dataset(dataset: Dataset, options: str = "", **more: Any) -> GraphSource:
+    """Load a data set with options given as text, `key=value,key=value`, and `more` of them.
 
     Raises
     ------
     InputError
         An option that it does not have, a value of the wrong type, or what the data set says.
     """
-    texts = split_options(options, dataset.name, dataset.options)
+    texts = {**split_options(options, dataset.name, dataset.options), **more}
     return dataset.load(**read_options("dataset", dataset.name, dataset.options, texts))

@@ -21,10 +21,11 @@ from dgl_heta.graph.readers.graphbolt_dataset import read_graphbolt
 from dgl_heta.graph.readers.ogb import read_ogb
 from dgl_heta.graph.readers.pyg import read_hetero_data, read_saved_hetero_data
 from dgl_heta.graph.reading_options import read_options
+from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.hooks.protocols import Reader
-from dgl_heta.system.remote_files import RemotePath, file_path
+from dgl_heta.system.remote_files import RemotePath, file_path, is_remote
 
 __all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "HeteroData", "Ogb", "detect", "find_reader",
            "open_source", "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_hetero_data",
@@ -156,8 +157,28 @@ class Ogb(Reader):
         return read_ogb(resolved.name.replace("_", "-"), resolved.parent, options["reverse"])
 
 
-def find_reader(path: Path, registry: Plugins) -> Reader | None:
-    """The reader of a path, a plugin's before a built-in one; None if there is none.
+def place(name: str | Path, registry: Plugins) -> Path | str:
+    """What readers are given of what a user names: a path, or a URL whose scheme one of them reads.
+
+    Raises
+    ------
+    InputError
+        No reader, and no package, is there for the URL's scheme.
+    """
+    return str(name) if _of_scheme(name, registry) else file_path(name)
+
+
+def _of_scheme(name: str | Path, registry: Plugins) -> list[Any]:
+    """The readers of a URL by its scheme, `sqlite` also in `sqlite+driver://`."""
+    if not isinstance(name, str) or not is_remote(name):
+        return []
+    scheme = name.partition("://")[0].partition("+")[0]
+    return [p for p in registry.providers("reader").values()
+            if scheme in getattr(p.value, "schemes", ())]
+
+
+def find_reader(path: Path | str, registry: Plugins) -> Reader | None:
+    """The reader of a path or a URL, a plugin's before a built-in one; None if there is none.
 
     Raises
     ------
@@ -165,8 +186,9 @@ def find_reader(path: Path, registry: Plugins) -> Reader | None:
         Several plugins read it.
     """
     here = not isinstance(path, RemotePath)
-    matching = [p for p in registry.providers("reader").values()
-                if (here or getattr(p.value, "remote", False)) and p.value.matches(path)]
+    matching = _of_scheme(path, registry) if isinstance(path, str) else [
+        p for p in registry.providers("reader").values()
+        if (here or getattr(p.value, "remote", False)) and p.value.matches(path)]
     guests = [p for p in matching if p.source != "built in"]
     if len(guests) > 1:
         raise InputError(f"several plugins read '{path}': "
@@ -179,8 +201,14 @@ def find_reader(path: Path, registry: Plugins) -> Reader | None:
 
 def detect(path: str | Path) -> str | None:
     """The name of the reader of what is there: `graphbolt`, `edges`, `ogb`, …, or None."""
-    reader = find_reader(file_path(path), plugins())
+    reader = find_reader(place(path, plugins()), plugins())
     return None if reader is None else reader.name
+
+
+def schema_of(reader: Reader, path: Any, options: dict[str, Any]) -> Schema | None:
+    """The schema of what a reader reads, if it is known before that."""
+    known: Any = getattr(reader, "schema", lambda *_, **__: None)
+    return known(path, **read_options("reader", reader.name, reader.options, options))
 
 
 def open_source(path_or_name: str | Path, registry: Plugins | None = None, **options: Any
@@ -199,8 +227,8 @@ def open_source(path_or_name: str | Path, registry: Plugins | None = None, **opt
         Nothing that can be read is there, an option that its reader does not have, or what
         the reader finds wrong.
     """
-    path = file_path(path_or_name)
     registry = registry or plugins()
+    path: Any = place(path_or_name, registry)
     reader = find_reader(path, registry)
     if reader is None:
         seen = ("is a file" if path.is_file() else "holds none" if path.is_dir()

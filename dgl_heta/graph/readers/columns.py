@@ -102,7 +102,8 @@ def class_column(table: Table, name: str, classes: int | None, unlabelled: float
     return values.astype(np.int64), Labels(tuple(names))
 
 
-def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.ndarray:
+def numbers(table: Table, name: str, column: Any = None, use: str = "", some: bool = True
+            ) -> np.ndarray:
     """A column of numbers, or of lists of as many, as float64 (rows, numbers in a row).
 
     NaN where a number or a whole row is missing.
@@ -110,6 +111,7 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
     Parameters
     ----------
     column : what was read of it, if it was.
+    some : whether a row at least must have a number.
 
     Raises
     ------
@@ -149,7 +151,7 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
         if sort_of(column.type) == "list":
             raise InputError(f"{table.at(row)}: column '{name}' has an infinite number")
         raise table.wrong(name, row, column, f"; {wanted}")
-    if not (~np.isnan(rows)).any():
+    if some and not (~np.isnan(rows)).any():
         raise InputError(f"column '{name}' of {table.path} has no number in any row")
     return rows
 

@@ -311,7 +311,7 @@ def _features(item: dict[str, Any], where: str, table: Table | None,
     columns = item["features"]
     if table is None or not isinstance(columns, dict) or not columns:
         raise InputError(f"{where}: 'features' must be an object of columns of a 'table': number, "
-                         "vector, category or text, as {\"year\": \"number\"}")
+                         "vector, category, date or text, as {\"year\": \"number\"}")
     if "feat" in arrays:
         raise InputError(f"{where} has an array feat, and columns for 'features'; leave one out")
     arrays["feat"], records = table_features(table, columns)

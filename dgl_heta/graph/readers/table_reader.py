@@ -205,7 +205,8 @@ class Table:
         row += self._start or 0
         part = int(np.searchsorted(self._ends, row, side="right"))
         begin = int(self._ends[part - 1]) if part else 0
-        return f"{self._paths[part]}, row {row - begin + 1}"
+        where = self.path if len(self._paths) == 1 else self._paths[part]
+        return f"{where}, row {row - begin + 1}"
 
     def wrong(self, name: str, row: int, column: Any, why: str) -> InputError:
         """The error that a value of a column is: text, a number, or nothing."""

@@ -1,0 +1,145 @@
+"""Columns of tables as features: which, as what, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dgl_heta import InputError
+from dgl_heta.tools import ColumnTable, table_features
+from dgl_heta_relational.settings import RelationalSettings, TableSettings
+from dgl_heta_relational.tables import Table
+from dgl_heta_relational.task import Labelled
+
+FEW = 100
+"""Different texts, at most, that are categories where they repeat; more are texts of words."""
+
+
+@dataclass
+class Feature:
+    """A column that may become features, and what is seen of it.
+
+    Attributes
+    ----------
+    said : what the settings say of it; "" where its type decides.
+    known, nulls : rows with and without a value.
+    values : the different values, as long as they are few.
+    """
+
+    column: str
+    kind: Any
+    said: str = ""
+    known: int = 0
+    nulls: int = 0
+    values: set[Any] = field(default_factory=set)
+
+    def see(self, column: Any) -> None:
+        """Look at some values."""
+        if pa.types.is_nested(self.kind):
+            return
+        self.nulls += column.null_count
+        self.known += len(column) - column.null_count
+        if len(self.values) <= FEW:
+            self.values.update(pc.unique(column.drop_null()).slice(0, FEW + 1).to_pylist())
+
+    @property
+    def constant(self) -> bool:
+        """Return whether all rows have the same."""
+        return len(self.values) + bool(self.nulls) < 2
+
+    def way(self, is_time: bool) -> str:
+        """How it becomes features, in the table reader's words."""
+        if self.said:
+            return self.said
+        if pa.types.is_temporal(self.kind):
+            return "date:parts" if is_time else "date"
+        if pa.types.is_large_string(self.kind):
+            repeat = 2 * len(self.values) <= self.known
+            return "category" if repeat and len(self.values) <= FEW else "text"
+        return "number:indicator" if self.nulls else "number"
+
+
+def chosen_features(table: Table, settings: RelationalSettings, label: Labelled | None
+                    ) -> list[Feature]:
+    """The columns that may become features: not keys, not the label.
+
+    Raises
+    ------
+    InputError
+        The label is to be a feature.
+    """
+    said = settings.tables.get(table.name, TableSettings()).features
+    hidden = set(label.columns) - {table.time} if label and label.table == table.name else set()
+    if wrong := [name for name in said if name in hidden and said[name] != "none"]:
+        raise InputError(f"column '{wrong[0]}' of table '{table.name}' is the label, and is to be "
+                         "a feature, too, which would give the answer away; take it out of "
+                         f"plugins.relational.tables.\"{table.name}\".features")
+    keys = {*(table.key or ()), *table.foreign_columns, *table.aside} - {table.time}
+    found = []
+    for name, kind in table.columns.items():
+        way = said.get(name, "")
+        if way == "none" or name in hidden or (name in keys and not way):
+            continue
+        if way or not (kind is None or pa.types.is_large_binary(kind) or pa.types.is_nested(kind)):
+            found.append(Feature(name, kind, way))
+    return found
+
+
+class Spool:
+    """Columns of a table in a Parquet file, for what must look at them twice."""
+
+    def __init__(self, path: Path, table: Table, columns: Sequence[str]) -> None:
+        self.path, self._table = path, table
+        self._schema = pa.schema([(name, table.columns[name] or pa.large_string())
+                                  for name in columns])
+        self._writer: Any = None
+
+    def __enter__(self) -> Spool:
+        if self._schema.names:
+            self._writer = pq.ParquetWriter(self.path, self._schema, compression="none",
+                                            use_dictionary=False, store_schema=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def write(self, batch: Any, features: Sequence[Feature]) -> None:
+        """Add a batch's columns, and let features look at theirs."""
+        for feature in features:
+            feature.see(batch.column(feature.column))
+        if self._writer is not None and batch.num_rows:
+            self._writer.write_batch(batch.select(self._schema.names))
+
+    def columns(self) -> ColumnTable:
+        """The columns as a table of the table reader's, whose messages name the database's."""
+        table = ColumnTable(self.path)
+        table.path = Path(f"table '{self._table.name}'")
+        return table
+
+    def features(self, chosen: Sequence[Feature], rows: np.ndarray | None, path: Path
+                 ) -> tuple[np.ndarray | None, list[dict[str, Any]], list[str]]:
+        """The features of columns, or None; how they were made; columns that are left out.
+
+        Means and categories are of `rows` (bool) alone.
+        """
+        notes = [f"column '{f.column}' of '{self._table.name}', which is the same in all rows"
+                 for f in chosen if f.constant and not f.said]
+        ways = {f.column: f.way(f.column == self._table.time) for f in chosen
+                if f.said or not f.constant}
+        if not ways:
+            return None, [], notes
+        array, records = table_features(self.columns(), ways, rows, path)
+        made = {record["column"] for record in records}
+        notes += [f"column '{name}' of '{self._table.name}', which has no value in training"
+                  for name in ways if name not in made]
+        return array if records else None, records, notes

@@ -1,0 +1,167 @@
+"""Which tables are node types, which keys are relations: known before a row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from dgl_heta import InputError, Relation, Schema
+from dgl_heta.tools import REVERSE, listing, nearest
+from dgl_heta_relational.settings import RelationalSettings, TableSettings
+from dgl_heta_relational.tables import Database, ForeignKey, Table
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A graph of tables.
+
+    Attributes
+    ----------
+    nodes : tables that are node types, by name.
+    links : pure link tables, by name: two foreign keys, and nothing else but a time.
+    """
+
+    nodes: Mapping[str, Table]
+    links: Mapping[str, Table]
+
+    @property
+    def relations(self) -> dict[Relation, Table]:
+        """Each relation with the table whose keys it is; without reverses."""
+        return {Relation(src, name, dst): table for src, name, dst, table in self._named()}
+
+    def _named(self) -> Iterator[tuple[str, str, str, Table]]:
+        for table in self.nodes.values():
+            yield from ((table.name, key.name, key.table, table) for key in table.foreign)
+        for table in self.links.values():
+            first, second = table.foreign
+            yield first.table, table.name, second.table, table
+
+    def schema(self, database: Database) -> Schema:
+        """The schema as the database counts it; keys to rows that are not there count, too."""
+        counts: dict[str, int] = {}
+        edges: dict[Relation, int] = {}
+        for name, table in {**self.nodes, **self.links}.items():
+            if name in self.links:
+                first, second = table.foreign
+                _, edges[Relation(first.table, name, second.table)] = database.counts(
+                    table, [ForeignKey(first.columns + second.columns, name)])
+                continue
+            rows, *known = database.counts(table, table.foreign)
+            counts[name] = rows
+            edges |= {Relation(name, key.name, key.table): count
+                      for key, count in zip(table.foreign, known)}
+        edges |= {Relation(r.dst, REVERSE + r.etype, r.src): n for r, n in edges.items()}
+        edges = {r: n for r, n in edges.items() if n}
+        joined = {ntype for r in edges for ntype in (r.src, r.dst)}
+        return Schema({name: n for name, n in counts.items() if n and name in joined}, edges)
+
+
+def make_layout(database: Database, settings: RelationalSettings) -> Layout:
+    """The graph that a database is by its keys and the settings.
+
+    Raises
+    ------
+    InputError
+        A table without a primary key; a foreign key to a view, to a table that is not read, or of
+        columns that do not fit; settings of tables or columns that there are not.
+    """
+    tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
+              for name, table in _chosen(database, settings).items()}
+    for name, table in tables.items():
+        read = tuple(key for key in table.foreign
+                     if _leads(table, key, tables, database, settings))
+        tables[name] = replace(table, foreign=read, aside=tuple(
+            column for key in table.foreign if key not in read for column in key.columns))
+    referred = {key.table for table in tables.values() for key in table.foreign}
+    links = {name: table for name, table in tables.items()
+             if name not in referred and _is_link(table)}
+    nodes = {name: table for name, table in tables.items() if name not in links}
+    for table in nodes.values():
+        if table.key is None:
+            raise InputError(f"table '{table.name}' of {database.where} has no primary key; name "
+                             f"its columns by plugins.relational.tables.\"{table.name}\".key (an "
+                             "empty list: its rows need no names), or leave it out by "
+                             "plugins.relational.skip")
+    if not any(table.foreign for table in tables.values()):
+        raise InputError(f"no table of {database.where} has a foreign key to another, so there are "
+                         "no relations; say them by plugins.relational.tables.NAME.foreign = "
+                         "{column = \"table\"}")
+    layout = Layout(nodes, links)
+    if len(layout.relations) < len([*layout._named()]):
+        raise InputError(f"a link table of {database.where} has the name of a column that is a "
+                         "foreign key between the same tables, so two relations have one name; "
+                         "leave one out by plugins.relational.skip")
+    return layout
+
+
+def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table]:
+    """The tables that are read: all without views, or those that are named."""
+    known = database.tables
+    for name in (*settings.only, *settings.skip, *settings.tables):
+        if name not in known:
+            raise InputError(f"plugins.relational names table '{name}', which {database.where} "
+                             f"does not have; tables: {listing(known)}" + nearest(name, known))
+    wanted = settings.only or [name for name, table in known.items()
+                               if not table.is_view or name in settings.tables]
+    tables = {name: known[name] for name in sorted({*wanted} - {*settings.skip})}
+    if not tables:
+        raise InputError(f"{database.where} has no tables to read; it has: {listing(known)}")
+    return tables
+
+
+def _settled(table: Table, said: TableSettings, database: Database) -> Table:
+    """A table with what the settings say of it."""
+    foreign = {key.columns: key for key in table.foreign}
+    foreign |= {key.columns: key for text, other in said.foreign.items()
+                for key in [ForeignKey(tuple(part.strip() for part in text.split(","))
+                                       if text not in table.columns else (text,), other)]}
+    table = replace(table, foreign=tuple(foreign.values()), time=said.time or table.time,
+                    key=table.key if said.key is None else tuple(said.key))
+    named = [*(table.key or ()), *table.foreign_columns, *said.features,
+             *([table.time] if table.time else [])]
+    for column in named:
+        if column not in table.columns:
+            raise InputError(f"table '{table.name}' of {database.where} has no column '{column}'; "
+                             f"its columns: {listing(table.columns)}"
+                             + nearest(column, table.columns))
+    if table.time and (kind := str(table.columns[table.time])).split("[")[0] not in (
+            "timestamp", "date32"):
+        raise InputError(f"column '{table.time}' of table '{table.name}' is to be its time, but "
+                         f"the database declares it as {_said(kind)}; it must be a date or a "
+                         "timestamp: declare it so, or read a view that converts it")
+    return table
+
+
+def _said(kind: str) -> str:
+    return "text" if kind == "large_string" else "what is no type" if kind == "None" else kind
+
+
+def _leads(table: Table, key: ForeignKey, tables: Mapping[str, Table], database: Database,
+           settings: RelationalSettings) -> bool:
+    """Return whether a foreign key leads to a table that is read; refuse what cannot be right."""
+    what = f"foreign key '{key.name}' of table '{table.name}'"
+    other = database.tables.get(key.table)
+    if other is None:
+        raise InputError(f"{what} is to '{key.table}', which {database.where} does not have; "
+                         f"tables: {listing(database.tables)}"
+                         + nearest(key.table, database.tables))
+    if key.table not in tables:
+        if other.is_view:
+            raise InputError(f"{what} is to '{key.table}', which is a view; name the table behind "
+                             "it, or have the view read by giving it a key: plugins.relational."
+                             f"tables.\"{key.table}\".key")
+        if key.table in settings.skip or settings.only:
+            return False
+    referred = key.referred or tables[key.table].key
+    if not referred or len(referred) != len(key.columns):
+        raise InputError(f"{what} has {len(key.columns)} columns, but the primary key of table "
+                         f"'{key.table}' has {len(referred or ())}: {listing(referred or ())}")
+    return True
+
+
+def _is_link(table: Table) -> bool:
+    """Return whether a table is two foreign keys and nothing else but a time."""
+    linked = {*table.foreign_columns}
+    return (len(table.foreign) == 2
+            and {*table.columns} - linked <= ({table.time} if table.time else set())
+            and not {*(table.key or ())} - linked)

@@ -1,0 +1,88 @@
+"""Tables of a database, whatever it is: columns, keys, and rows as Arrow's batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+ROWS = 1 << 16
+"""Rows of a batch, at most."""
+
+
+@dataclass(frozen=True)
+class ForeignKey:
+    """Columns of a table that name a row of another by `referred` columns of that; empty: by its
+    primary key."""
+
+    columns: tuple[str, ...]
+    table: str
+    referred: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its relation."""
+        return " ".join(self.columns)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as the database declares it.
+
+    Attributes
+    ----------
+    name : with its schema before it where that is not the first one.
+    columns : name to Arrow's type; None where there is none for what it holds.
+    key : columns of the primary key; None where none is declared, empty where rows need none.
+    time : the column that says from when on a row is there.
+    aside : columns of foreign keys to tables that are not read.
+    """
+
+    name: str
+    columns: Mapping[str, Any]
+    key: tuple[str, ...] | None = None
+    foreign: tuple[ForeignKey, ...] = ()
+    time: str | None = None
+    is_view: bool = False
+    aside: tuple[str, ...] = ()
+
+    @property
+    def foreign_columns(self) -> list[str]:
+        """The columns of its foreign keys."""
+        return [column for key in self.foreign for column in key.columns]
+
+
+class Database(AbstractContextManager["Database"], ABC):
+    """Tables that are open for reading, all as of one moment.
+
+    Attributes
+    ----------
+    name : of the graph.
+    where : how messages and stores name the database; never with a password.
+    tables : by their names; views among them.
+    """
+
+    name: str
+    where: str
+    tables: dict[str, Table]
+
+    @abstractmethod
+    def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
+        """The rows of a table, and of each of some foreign keys the rows that have it."""
+
+    @abstractmethod
+    def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
+        """Some columns of all rows, as record batches of the types that the table says."""
+
+    @abstractmethod
+    def query(self, text: str) -> Iterator[Any]:
+        """The rows that a query of the user's gives, as record batches."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the connection."""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,105 @@
+"""DuckDB, directories of Parquet files, RelBench's files: the graph of the same rows."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dgl_heta_relational import RelationalSettings
+from dgl_heta_relational.duck import DuckDatabase
+from dgl_heta_relational.graph import read_graph
+from dgl_heta_relational.parquet import ParquetDirectory
+
+from dgl_heta import HetaError, InputError, Relation
+from dgl_heta.graph.readers import open_source
+
+ORDER = Relation("order", "customer", "customer")
+TABLES = {
+    "customer": pa.table({"id": [7, 3, 5],
+                          "country": pa.array(["de", "fr", "de"]).dictionary_encode(),
+                          "vector": [[1, 2], [3], []]}),
+    "order": pa.table({"id": ["a", "b", "c"], "customer": [3.0, float("nan"), 9.0],
+                       "placed": pa.array([1, 2, None], pa.timestamp("ns")),
+                       "total": [1, 2, 3]})}
+KEYS = """
+[tables.customer]
+key = ["id"]
+[tables.order]
+key = ["id"]
+foreign = {customer = "customer"}
+time = "placed"
+"""
+
+
+def edges(source) -> list[tuple[int, int]]:
+    ((src, dst),) = source.edges[ORDER].chunks(100)
+    return [*zip(src.tolist(), dst.tolist())]
+
+
+def test_a_directory_of_parquet_files_with_keys(tmp_path):
+    for name, table in TABLES.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match="no graph can be read"):
+        open_source(tmp_path)
+    (tmp_path / "relational.toml").write_text(KEYS)
+    source = open_source(tmp_path)
+    assert edges(source) == [(0, 1)]
+    assert source.info["left out"][0] == "1 keys 'customer' of 'order', which name no row"
+    assert source.node_ids["customer"].names(0, 3) == ["7", "3", "5"]
+    assert source.times["order"].tolist()[:2] == [0, 0]
+    assert [r["kind"] for r in source.info["columns"]["order"]] == ["date", "number"]
+    assert source.info["columns that are not used"]["customer"] == ["id", "vector"]
+    (tmp_path / "relational.toml").write_text(KEYS + '[tables.nobody]\nkey = ["id"]\n')
+    with pytest.raises(InputError, match="names table 'nobody', which .* does not have"):
+        open_source(tmp_path)
+    (tmp_path / "relational.toml").write_text(KEYS.replace(
+        '["id"]\n[tables.order]', '["id"]\nfeatures = {pair = "vector"}\n[tables.order]'))
+    pq.write_table(TABLES["customer"].append_column("pair", [[[1, 2], [3, 4], None]]),
+                   tmp_path / "customer.parquet")
+    assert open_source(tmp_path).node_arrays["customer"]["feat"][:, -2:].tolist() == [
+        [1, 2], [3, 4], [2, 3]]
+    (tmp_path / "relational.toml").write_text("mode = 1\n" + KEYS)
+    with pytest.raises(InputError, match="mode"):
+        open_source(tmp_path)
+
+
+def test_files_of_relbench_say_their_keys_themselves(tmp_path):
+    said = {"customer": ("id", {}, None), "order": (None, {"customer": "customer"}, "placed")}
+    (tmp_path / "db").mkdir()
+    for name, table in TABLES.items():
+        key, foreign, time = said[name]
+        pq.write_table(table.replace_schema_metadata({
+            "pkey_col": json.dumps(key), "time_col": json.dumps(time),
+            "fkey_col_to_pkey_table": json.dumps(foreign)}), tmp_path / "db" / f"{name}.parquet")
+    source = open_source(tmp_path)
+    assert edges(source) == [(0, 1)]
+    assert "order" not in source.node_ids
+    assert "order" in source.times
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
+    for name, table in TABLES.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    (tmp_path / "relational.toml").write_text(KEYS)
+    directory = ParquetDirectory(tmp_path)
+    pq.write_table(TABLES["order"].slice(1), tmp_path / "order.parquet")
+    with pytest.raises(HetaError, match="order.parquet changed while it was read"):
+        read_graph(directory, directory.settings(RelationalSettings()), None)
+
+
+def test_duckdb(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("CREATE TABLE customer (id INTEGER PRIMARY KEY, country VARCHAR)")
+        connection.execute('CREATE TABLE "order" (id VARCHAR PRIMARY KEY, customer INTEGER '
+                           'REFERENCES customer(id), placed TIMESTAMP, n HUGEINT)')
+        connection.execute("INSERT INTO customer VALUES (7, 'de'), (3, 'fr'), (5, 'de')")
+        connection.execute("INSERT INTO \"order\" VALUES ('a', 3, '2020-01-01', 1), "
+                           "('b', NULL, NULL, 2)")
+    chosen = RelationalSettings.model_validate({"tables": {"order": {"time": "placed"}}})
+    with DuckDatabase(f"duckdb:///{tmp_path}/shop.duckdb", chosen) as database:
+        source = read_graph(database, chosen, None)
+    assert edges(source) == [(0, 1)]
+    assert source.times["order"][0] == 1577836800

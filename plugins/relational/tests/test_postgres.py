@@ -1,0 +1,131 @@
+"""PostgreSQL's own server: types, schemas, views, a password, a server that goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from dgl_heta_relational import RelationalSettings
+from dgl_heta_relational.graph import read_graph
+from dgl_heta_relational.sql import SqlDatabase
+
+from dgl_heta import HetaError, InputError, Relation
+from tests.support.postgres import PASSWORD, Postgres, started
+
+pytestmark = pytest.mark.needs("postgres")
+
+SHOP = (
+    "CREATE TYPE kind AS ENUM ('new', 'old')",
+    "CREATE TABLE customer (id uuid PRIMARY KEY, name text, kind kind, rank numeric(4), box jsonb)",
+    "CREATE TABLE visit (id bigserial PRIMARY KEY, who uuid REFERENCES customer, "
+    "at timestamptz, lasted interval, paid numeric(10, 2), days int[])",
+    "CREATE SCHEMA \"the past\"",
+    "CREATE TABLE \"the past\".visit (id bigint PRIMARY KEY, who uuid REFERENCES public.customer)",
+    "CREATE VIEW recent AS SELECT id, who, at FROM visit",
+    "INSERT INTO customer SELECT md5(i::text)::uuid, 'n' || i, (CASE WHEN i % 2 = 0 THEN 'new' "
+    "ELSE 'old' END)::kind, i % 5, '{}' FROM generate_series(1, 40) i",
+    "INSERT INTO visit SELECT i, md5((1 + i % 40)::text)::uuid, '2020-01-01 00:00+01'::timestamptz "
+    "+ i * interval '1 hour', i * interval '1 minute', i / 7.0, '{1}' "
+    "FROM generate_series(1, 500) i",
+    "INSERT INTO \"the past\".visit SELECT i, md5((1 + i % 40)::text)::uuid "
+    "FROM generate_series(1, 30) i")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with started() as postgres:
+        postgres.run(*SHOP)
+        yield postgres
+
+
+@pytest.fixture(autouse=True)
+def password(monkeypatch):
+    monkeypatch.setenv("HETA_DATABASE_PASSWORD", PASSWORD)
+
+
+def read(url: str, **said):
+    chosen = RelationalSettings.model_validate(said)
+    with SqlDatabase(url, chosen) as database:
+        return read_graph(database, chosen, None)
+
+
+def test_types_schemas_and_views(server):
+    source = read(server.url, schemas=["public", "the past"], tables={
+        "visit": {"time": "at"}, "recent": {"key": ["id"], "foreign": {"who": "customer"}}})
+    assert source.node_counts == {"customer": 40, "visit": 500, "the past.visit": 30, "recent": 500}
+    assert source.edges[Relation("the past.visit", "who", "customer")].num_edges == 30
+    assert source.edges[Relation("customer", "rev-who", "recent")].num_edges == 500
+    kinds = {r["column"]: r["kind"] for r in source.info["columns"]["visit"]}
+    assert kinds == {"at": "date", "lasted": "number", "paid": "number"}
+    assert {r["column"]: r["kind"] for r in source.info["columns"]["customer"]} == {
+        "name": "text", "kind": "category", "rank": "number"}
+    # 2019-12-31T23:00Z and an hour
+    assert source.times["visit"][0] == 1577836800
+    assert len(source.node_ids["customer"].names(0, 1)[0]) == 36
+
+
+def test_nothing_of_the_password_is_in_a_store_or_a_message(server, tmp_path, heta, monkeypatch):
+    done = heta("partition", server.url, "--target", "visit", "--out", tmp_path / "out")
+    assert done.status == 0, done.err
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or PASSWORD.encode() not in file.read_bytes()
+    monkeypatch.setenv("HETA_DATABASE_PASSWORD", "another " + PASSWORD)
+    refused = heta("partition", server.url, "--target", "visit", "--out", tmp_path / "other")
+    assert refused.status == 1
+    assert "password authentication failed" in refused.err
+    assert PASSWORD not in refused.err
+    assert len(refused.err.strip().splitlines()) == 1
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_query_that_would_write_is_refused(server, tmp_path):
+    chosen = RelationalSettings(seeds=tmp_path / "seeds.parquet")
+    query = "SELECT nextval('visit_id_seq') AS id, now() AS time, 1 AS label"
+    with SqlDatabase(server.url, chosen) as database, pytest.raises(
+            HetaError, match="read-only transaction"):
+        read_graph(database, chosen, query)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_others_write_meanwhile_is_not_seen(server):
+    chosen = RelationalSettings()
+    with SqlDatabase(server.url, chosen) as database:
+        server.run("INSERT INTO visit (id) VALUES (9999)")
+        try:
+            assert read_graph(database, chosen, None).node_counts["visit"] == 500
+            assert read(server.url).node_counts["visit"] == 501
+        finally:
+            server.run("DELETE FROM visit WHERE id = 9999")
+
+
+def test_a_server_that_goes_away_is_one_line_and_nothing_stays(tmp_path, monkeypatch):
+    with started() as postgres:
+        postgres.run(*SHOP, "INSERT INTO visit SELECT i FROM generate_series(1000, 300000) i")
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        chosen = RelationalSettings()
+        with SqlDatabase(postgres.url, chosen) as database:
+            batches = SqlDatabase.batches
+
+            def killed(self, table, columns):
+                for number, batch in enumerate(batches(self, table, columns)):
+                    if table.name == "visit" and number == 1:
+                        os.kill(postgres.process.pid, signal.SIGQUIT)
+                        postgres.process.wait()
+                    yield batch
+
+            monkeypatch.setattr(SqlDatabase, "batches", killed)
+            with pytest.raises(HetaError, match="cannot read postgresql://127.0.0.1") as caught:
+                read_graph(database, chosen, None)
+        assert "\n" not in str(caught.value)
+        assert not [*tmp_path.iterdir()]
+        with pytest.raises(HetaError, match="cannot read postgresql://127.0.0.1"):
+            read(postgres.url)
+
+
+def test_a_driver_that_is_not_there_is_named():
+    with pytest.raises(InputError, match=r"no driver for mysql://host/db .*\[mysql\]"):
+        read("mysql+nodriver://host/db")
