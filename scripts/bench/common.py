@@ -136,6 +136,41 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
+def elsewhere() -> Callable[[], dict[str, float]]:
+    """A call that says how many cores others kept busy since now, in all and by command.
+
+    In all is what the machine worked beside this process and its children that have ended; of
+    commands those that run at both ends, 5 % of a core and more.
+    """
+    tick = os.sysconf("SC_CLK_TCK")
+
+    def worked() -> tuple[float, dict[tuple[str, str], float]]:
+        busy = Path("/proc/stat").read_text().split(None, 11)[1:9]
+        whole = sum(int(n) for i, n in enumerate(busy) if i not in (3, 4)) / tick  # idle, iowait
+        each = {}
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, fields = file.read_text().split("(", 1)[1].rsplit(")", 1)
+            except OSError:
+                continue  # it has ended
+            of = fields.split()
+            each[file.parent.name, name] = (int(of[11]) + int(of[12])) / tick
+        return whole, each
+
+    started, (before, first), own = time.perf_counter(), worked(), sum(os.times()[:4])
+
+    def since() -> dict[str, float]:
+        wall, (after, last) = time.perf_counter() - started, worked()
+        cores = {"all": max(after - before - (sum(os.times()[:4]) - own), 0.0) / wall}
+        for (pid, name), seconds in last.items():
+            if pid != str(os.getpid()) and (pid, name) in first:
+                share = (seconds - first[pid, name]) / wall
+                cores[name] = cores.get(name, 0.0) + share
+        return {name: round(n, 2) for name, n in cores.items() if n >= 0.05 or name == "all"}
+
+    return since
+
+
 def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
     """An argument parser with the options that all benchmarks have."""
     options = argparse.ArgumentParser(
@@ -187,8 +222,15 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def apart(values: Sequence[float]) -> float:
+    """How far values are from each other, in shares of their median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, with the least and the largest where there are several."""
+    """Median, with the least and the largest where there are several; nothing of none."""
+    if not values:
+        return ""
     middle = f"{statistics.median(values):.{digits}f}"
     if len(values) == 1:
         return middle
