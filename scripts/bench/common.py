@@ -38,17 +38,21 @@ class Child:
     seconds : from before its start to after its end.
     peak_mb : VmHWM in MB (10^6 bytes), mapped files included: as the child read it at its end
         where it did (`peak_rss_mb` in its result), else as last seen from outside.
-    anon_mb : peak of RssAnon, memory that belongs to no file, as seen from outside.
+    text : what it printed.
+    anon_mb : peak of RssAnon, memory that belongs to no file, as seen from outside: the largest
+        of the child and its own children.
     """
 
     seconds: float
     peak_mb: float
     anon_mb: float
     result: dict[str, Any]
+    text: str = ""
 
 
-def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S) -> Child:
-    """Run a command that prints a JSON object as its last line.
+def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S,
+              json_wanted: bool = True) -> Child:
+    """Run a command that prints a JSON object as its last line, if one is wanted of it.
 
     Settings of dgl-heta and of torchrun in the environment are not passed on. Files that were
     written before are flushed first, so that the child does not wait for them.
@@ -90,11 +94,12 @@ def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S) -> 
         sys.exit(f"error: {what} ended with status {process.returncode}: {' '.join(command)}\n"
                  + "\n".join((texts[0] + texts[1]).splitlines()[-30:]))
     result = last_object(texts[0])
-    if result is None:
+    if result is None and json_wanted:
         sys.exit(f"error: {what} printed no JSON object: {' '.join(command)}")
     progress(f"{what}: {seconds:.2f} s")
+    result = result or {}
     return Child(seconds, result.get("peak_rss_mb", seen.get("VmHWM", 0.0)),
-                 seen.get("RssAnon", 0.0), result)
+                 seen.get("RssAnon", 0.0), result, texts[0])
 
 
 def last_object(text: str) -> dict[str, Any] | None:
@@ -122,8 +127,22 @@ def memory_mb(pid: int | str = "self") -> dict[str, float]:
 
 def _watch(pid: int, seen: dict[str, float], over: threading.Event) -> None:
     while not over.wait(SAMPLE_S):
-        for name, value in memory_mb(pid).items():
-            seen[name] = max(seen.get(name, 0.0), value)
+        for one in (pid, *_children(pid)):
+            for name, value in memory_mb(one).items():
+                if one == pid or name == "RssAnon":
+                    seen[name] = max(seen.get(name, 0.0), value)
+
+
+def _children(pid: int) -> list[int]:
+    """All processes below one."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            own = [int(word) for word in file.read_text().split()]
+        except OSError:
+            continue  # the thread has ended
+        found += [*own, *(x for one in own for x in _children(one))]
+    return found
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
