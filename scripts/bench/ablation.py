@@ -1,19 +1,25 @@
 """What each part of plugins/hifuse brings, alone and together, as HiFuse's Fig. 9 shows it.
 
     python scripts/bench/ablation.py                    # five shapes, two models, 15 minutes
+    python scripts/bench/ablation.py --shapes synthetic-mag:scale=0.05 --models rgcn --cores 2 1 \
+        --configurations reorganised "reorganised + pipeline" --set train.threads=1
 
-One worker trains on a synthetic shape with both cores. One process per shape and model has an
-engine for every configuration; they train the same passes in turns, each round in another order.
-The first round compiles and warms up, and is not counted.
+One worker trains on a synthetic shape. One process per shape, model and number of cores, to which
+it is bound, has an engine for every configuration; they train the same passes in turns, each round
+in another order. The first round compiles and warms up, and is not counted. Configurations with the
+same kernel must have the same losses, bit for bit.
 
 - reference: PyTorch's operators, relation by relation, one sampling thread, batches on demand.
 - reorganised: the kernel `fused`, which reads the rows of a type where they lie.
 - merged: the kernel `merged`, all relations of a layer in one pass.
 - threads: the reference, relations sampled side by side on two threads.
 - pipeline: the reference, batches made ahead.
-- merged + threads, merged + pipeline, all: together.
+- reorganised + pipeline, merged + threads, merged + pipeline, all: together.
 
-Stages are what training waited for (sample, fetch) and did (forward, backward, update). Operators
+Stages are what training waited for (sample, fetch) and did (forward, backward, update). Of batches
+made ahead: `hidden` is what sampling and reading took where nothing ran beside them, without what
+training still waited for, and `gained` the time that a step got shorter, both in shares of the
+former. Operators
 are those of PyTorch that a training step calls, by torch.profiler: what Fig. 8 and 11 count on a
 GPU as kernels. Fig. 10 (processor ÷ GPU time) and Table 3 (throughput of a GPU kernel) need a GPU.
 """
@@ -37,7 +43,9 @@ CONFIGURATIONS = {
     "reference": (TORCH, ONE, DEMAND), "reorganised": (FUSED, ONE, DEMAND),
     "merged": (MERGED, ONE, DEMAND), "threads": (TORCH, TWO, DEMAND),
     "pipeline": (TORCH, ONE, AHEAD), "merged + threads": (MERGED, TWO, DEMAND),
-    "merged + pipeline": (MERGED, ONE, AHEAD), "all": (MERGED, TWO, AHEAD)}
+    "merged + pipeline": (MERGED, ONE, AHEAD), "all": (MERGED, TWO, AHEAD),
+    "reorganised + pipeline": (FUSED, ONE, AHEAD)}
+BY_DEFAULT = [name for name in CONFIGURATIONS if name != "reorganised + pipeline"]
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 SHAPES = {"aifb": "synthetic-aifb", "mutag": "synthetic-mutag", "bgs": "synthetic-bgs",
           "am": "synthetic-am:scale=0.25", "freebase": "synthetic-freebase:scale=0.05"}
@@ -46,6 +54,7 @@ QUICK = {"aifb": "synthetic-aifb:scale=0.1", "mutag": "synthetic-mutag:scale=0.1
 
 def child(job: dict[str, Any]) -> None:
     """Train passes in turns, and print what they took."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:job["cores"]]))
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.nn import kernel_in_use, use_kernel
     from dgl_heta.partition.directory import open_partition
@@ -54,8 +63,8 @@ def child(job: dict[str, Any]) -> None:
 
     store, plan = open_partition(job["partition"])
     engines, kernels = {}, {}
-    for name, own in CONFIGURATIONS.items():
-        settings = load_settings(None, [*job["settings"], *own], {})
+    for name in job["configurations"]:
+        settings = load_settings(None, [*job["settings"], *CONFIGURATIONS[name]], {})
         engines[name] = build_engine(store, plan, settings, plugins().configured(settings))
         kernels[name] = kernel_in_use()  # of the process
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
@@ -69,8 +78,12 @@ def child(job: dict[str, Any]) -> None:
             started = time.perf_counter()
             losses = [float(totals[0]) for totals in engine.train(steps, number << 20)]
             seconds = time.perf_counter() - started
-            found[name].append({"seconds": seconds / len(steps), "loss": losses[-1], "stages": {
-                stage: engine.seconds.get(stage, 0.0) / len(steps) for stage in STAGES}})
+            making = engine.loading.making
+            found[name].append({
+                "seconds": seconds / len(steps), "losses": losses, "stages": {
+                    stage: engine.seconds.get(stage, 0.0) / len(steps) for stage in STAGES},
+                **{when: sum(getattr(making, when).values()) / len(steps)
+                   for when in ("worked", "waited")}})
     operators = {}
     for name, engine in engines.items():
         use_kernel(kernels[name])
@@ -102,6 +115,11 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=1024, help="default: 1024")
     options.add_argument("--fanouts", default="25,20", help="default: 25,20")
     options.add_argument("--hidden", type=int, default=64, help="default: 64")
+    options.add_argument("--cores", nargs="+", type=int, default=[2], metavar="N",
+                         help="cores that a process is bound to (default: 2)")
+    options.add_argument("--configurations", nargs="+", choices=list(CONFIGURATIONS),
+                         default=BY_DEFAULT, metavar="NAME", help="ratios are to the first one")
+    options.add_argument("--set", action="append", default=[], help="any other setting")
     options.add_argument("--child", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.child:
@@ -118,34 +136,63 @@ def main() -> None:
             for model in args.models:
                 settings = [f"model.name={model}", f"model.hidden={args.hidden}",
                             f"train.batch_size={args.batch}", f"train.fanouts={args.fanouts}",
-                            "train.device=cpu"]
-                made = run_child([sys.executable, __file__, "--child", json.dumps(
-                    {"partition": str(out), "settings": settings, "steps": steps,
-                     "rounds": rounds})], f"{shape}, {model}").result
-                rows.append({"graph": shape, "model": model, **made})
+                            "train.device=cpu", *args.set]
+                for cores in args.cores:
+                    made = run_child([sys.executable, __file__, "--child", json.dumps(
+                        {"partition": str(out), "settings": settings, "steps": steps,
+                         "cores": cores, "configurations": args.configurations,
+                         "rounds": rounds})], f"{shape}, {model}, {cores} cores").result
+                    check(made["runs"])
+                    rows.append({"graph": shape, "model": model, "cores": cores, **made})
     head = (f"Batch {args.batch}, fanouts {args.fanouts}, hidden {args.hidden}, {rounds} rounds of "
             f"passes of at most {steps} steps. Median (least–largest).")
     finish(args, "Ablation", [head, *tables(rows)], {"rows": rows}, before)
 
 
+def check(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Losses of configurations with one kernel are the same; they are not kept."""
+    by_kernel: dict[str, list[Any]] = {}
+    for name, own in runs.items():
+        losses = [run.pop("losses") for run in own]
+        if by_kernel.setdefault(CONFIGURATIONS[name][0], losses) != losses:
+            sys.exit(f"error: '{name}' has other losses than the same kernel without it")
+
+
 def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """Reference ÷ configuration; stages of the reference and of all; operators."""
-    speed, stages = [], []
+    """First configuration ÷ the others; stages, operators; what batches ahead hide."""
+    speed, stages, ahead = [], [], []
     for row in rows:
-        reference = row["runs"]["reference"]
-        speed.append([row["graph"], row["model"],
-                      f"{1e3 * statistics.median(run['seconds'] for run in reference):.1f}", *(
-                          spread([a["seconds"] / b["seconds"] for a, b in zip(reference, runs)])
-                          for name, runs in row["runs"].items() if name != "reference")])
-        stages += [[row["graph"], row["model"], name, *(
-            f"{1e3 * statistics.median(run['stages'][stage] for run in row['runs'][name]):.1f}"
-            for stage in STAGES), str(row["operators"][name])]
-            for name in ("reference", "reorganised", "merged", "all")]
-    return ["Milliseconds of a step with the reference; reference ÷ the others:",
-            markdown(["graph", "model", "reference, ms",
-                      *(name for name in CONFIGURATIONS if name != "reference")], speed),
+        key, runs = [row["graph"], row["model"], str(row["cores"])], row["runs"]
+        first = next(iter(runs.values()))
+        speed.append([*key, ms(run["seconds"] for run in first), *(
+            spread([a["seconds"] / b["seconds"] for a, b in zip(first, own)])
+            for own in list(runs.values())[1:])])
+        stages += [[*key, name, *(ms(run["stages"][stage] for run in own) for stage in STAGES),
+                    str(row["operators"][name])] for name, own in runs.items()]
+        for name, own in runs.items():
+            kernel, threads, source = CONFIGURATIONS[name]
+            without = next((runs[n] for n, sets in CONFIGURATIONS.items()
+                            if n in runs and sets == (kernel, threads, DEMAND)), None)
+            if source == AHEAD and without is not None:
+                took, both = [run["worked"] for run in without], list(zip(without, own))
+                ahead.append([
+                    *key, name, ms(took), ms(run["waited"] for run in own),
+                    spread([b["seconds"] / a["seconds"] for a, b in both]),
+                    spread([100 * (1 - b["waited"] / t) for (_, b), t in zip(both, took)], 0),
+                    spread([100 * (a["seconds"] - b["seconds"]) / t
+                            for (a, b), t in zip(both, took)], 0)])
+    names, by = list(rows[0]["runs"]), ["graph", "model", "cores"]
+    return [f"Milliseconds of a step by {names[0]}; {names[0]} ÷ the others:",
+            markdown([*by, f"{names[0]}, ms", *names[1:]], speed),
             "Milliseconds of a step by stage, and PyTorch's operators of a step:",
-            markdown(["graph", "model", "configuration", *STAGES, "operators"], stages)]
+            markdown([*by, "configuration", *STAGES, "operators"], stages),
+            *(["Batches made ahead, milliseconds of a step:",
+               markdown([*by, "configuration", "sample and fetch without", "waited with",
+                         "with ÷ without", "hidden, %", "gained, %"], ahead)] if ahead else [])]
+
+
+def ms(seconds: Any) -> str:
+    return f"{1e3 * statistics.median(seconds):.1f}"
 
 
 if __name__ == "__main__":

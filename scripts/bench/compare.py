@@ -385,7 +385,8 @@ def main() -> None:
     options.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
     args = options.parse_args()
     if args.quick:
-        args.scale, args.repeats, args.epochs, args.steps = args.scale or 0.01, 1, 2, 3
+        args.scale, args.repeats, args.epochs, args.steps = (
+            args.scale or 0.01, min(args.repeats, 1), 2, 3)
     if "graphlearn" in args.systems and (not args.graphlearn or args.models != ["rgcn"]):
         options.error("graphlearn needs --graphlearn PYTHON and --models rgcn")
     args.scales = {s: (args.scale or SCALES[s]) if s in SCALES else None for s in args.shapes}

@@ -269,7 +269,7 @@ CATGNN = (
            missing=(NOT_HERE,)),
     Figure("catgnn-table2", "Clusters of SPRING before and after merging (Table 2, Fig. 4)",
            (Call("replication.py", "", "--graphs communities,rmat,grid,debian,git:.",
-                 "--graphs communities,grid --nodes 5000 --parts 4"),), ("graph", "parts"),
+                 "--graphs communities,grid"),), ("graph", "parts"),
            (Column("clusters", "clusters", digits=0), Column("merged", "merged", digits=0)),
            says="904 → 411 (Citeseer) to 33,256 → 6,345 (Yelp); 24,544 → 250 on OGB-Arxiv.",
            missing=(NOT_HERE,)),
@@ -278,7 +278,7 @@ CATGNN = (
         "debian and git",)),
     Figure("catgnn-fig6", "Replication factors beside four streams and METIS",
            (Call("replication.py", "", "--graphs communities,rmat,grid,debian,git:.",
-                 "--graphs communities,grid --nodes 5000 --parts 4"),), ("graph", "parts"),
+                 "--graphs communities,grid"),), ("graph", "parts"),
            tuple(Column(n, f"factors/{n}", digits=3)
                  for n in ("spring", "hdrf", "dbh", "powergraph", "2ps-l", "metis")),
            says="SPRING has the least of the streams everywhere, by 50 % on average.",

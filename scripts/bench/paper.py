@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import statistics
@@ -30,6 +31,7 @@ from typing import Any
 
 from common import (
     CLI,
+    ROOT,
     apart,
     elsewhere,
     machine,
@@ -66,11 +68,18 @@ class Runner:
         return words
 
     def shown(self, call: Call) -> str:
-        """The same without the directories of this run."""
+        """The same without the directories of this run; nothing where no program runs."""
+        if call.made:
+            return ""
         text = " ".join(self.command(call)).replace(str(self._args.out), "DIR")
         if call.program.endswith(".py"):
-            return f"python scripts/bench/{text}{' --quick' * self._args.quick}"
+            quick = self._args.quick and not call.table
+            return f"python scripts/bench/{text}{' --quick' * quick}"
         return text if call.program == "dgl-heta" else f"python -m {text}"
+
+    def calls(self, figure: Figure) -> list[Call]:
+        """The measurements of a figure that this run makes."""
+        return [call for call in figure.calls if not (self._args.quick and call.full_only)]
 
     def rows(self, call: Call) -> Rows:
         """What a command measured.
@@ -148,8 +157,9 @@ def table(figure: Figure, rows: Rows) -> str:
         header += [column.name] + ["paper"] * (column.name in compared)
     for row in rows:
         line = [row["labels"].get(k, "") for k in figure.by]
+        none = "–" if any(row["ours"].values()) else "not measured"
         for column in figure.columns:
-            line.append(spread(row["ours"].get(column.name, []), column.digits) or "not measured")
+            line.append(spread(row["ours"].get(column.name, []), column.digits) or none)
             if column.name in compared:
                 said = row["paper"].get(column.name, "")
                 line.append(f"{said:g}" if isinstance(said, float | int) else said)
@@ -208,7 +218,7 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     missing = list(figure.missing)
     rows: Rows = []
     before, others = machine(), elsewhere()
-    calls = [call for call in figure.calls if not (args.quick and call.full_only)]
+    calls = runner.calls(figure)
     for call in calls:
         try:
             rows += runner.rows(call)
@@ -223,7 +233,7 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     spreads = [apart(x) for x in first if len(x) > 1 and statistics.median(x)]
     result = {
         "figure": figure.name, "title": figure.title, "paper": figure.says, "quick": args.quick,
-        "commands": [runner.shown(call) for call in calls], "machine": machine(),
+        "commands": [text for text in map(runner.shown, calls) if text], "machine": machine(),
         "load_before": before["load"], "cores_busy_elsewhere": others(),
         "repeats": max(map(len, first), default=0), "spread": max(spreads, default=None),
         "rows": found, "curves": curves, "missing": missing}
@@ -288,7 +298,8 @@ def main() -> None:
                          help="where results go (default: paper-results)")
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     args = options.parse_args()
-    args.out = args.out.resolve()
+    args.out, args.json = args.out.resolve(), args.json and args.json.resolve()
+    os.chdir(ROOT)  # `git:.` is this repository
     if args.list:
         print(markdown(["figure", "what", "missing"], [
             [f.name, f.title, "; ".join(f.missing) or "-"] for f in FIGURES]))
@@ -299,7 +310,8 @@ def main() -> None:
         for figure in figures:
             if args.dry_run:
                 print(f"{figure.name}: {figure.title}", *(
-                    f"  {runner.shown(call)}" for call in figure.calls), sep="\n")
+                    f"  {text}" for text in map(runner.shown, runner.calls(figure)) if text),
+                    sep="\n")
                 continue
             seconds, result = timed(lambda one=figure: make(one, runner, args))
             progress(f"{figure.name}: {seconds:.0f} s")
