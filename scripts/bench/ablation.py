@@ -29,12 +29,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from common import CLI, finish, machine, markdown, parser, run_child, spread, work_dir
+from common import CLI, Column, finish, machine, parser, run_child, table, work_dir
 
 TORCH, ONE, DEMAND = "train.kernel=torch", "train.sampling_threads=1", "train.batches=on-demand"
 FUSED, MERGED = "train.kernel=fused", "train.kernel=merged"
@@ -47,6 +47,12 @@ CONFIGURATIONS = {
     "reorganised + pipeline": (FUSED, ONE, AHEAD)}
 BY_DEFAULT = [name for name in CONFIGURATIONS if name != "reorganised + pipeline"]
 STAGES = ("sample", "fetch", "forward", "backward", "update")
+BY = ("graph", "model", "cores", "configuration")
+COLUMNS = (Column("ms a step", "seconds", 1e3, 1), Column("first ÷ this", "faster"),
+           *(Column(stage, f"stages/{stage}", 1e3, 1) for stage in STAGES),
+           Column("operators", "operators", digits=0),
+           Column("waited for batches", "waited", 1e3, 1),
+           Column("hidden, %", "hidden", 100, 0), Column("gained, %", "gained", 100, 0))
 SHAPES = {"aifb": "synthetic-aifb", "mutag": "synthetic-mutag", "bgs": "synthetic-bgs",
           "am": "synthetic-am:scale=0.25", "freebase": "synthetic-freebase:scale=0.05"}
 QUICK = {"aifb": "synthetic-aifb:scale=0.1", "mutag": "synthetic-mutag:scale=0.1"}
@@ -59,14 +65,17 @@ def child(job: dict[str, Any]) -> None:
     from dgl_heta.nn import kernel_in_use, use_kernel
     from dgl_heta.partition.directory import open_partition
     from dgl_heta.settings import load_settings
+    from dgl_heta.training.caches import attach
     from dgl_heta.training.setup import build_engine
 
     store, plan = open_partition(job["partition"])
     engines, kernels = {}, {}
     for name in job["configurations"]:
-        settings = load_settings(None, [*job["settings"], *CONFIGURATIONS[name]], {})
+        settings = load_settings(None, [*job["settings"], *job["also"].get(
+            name, CONFIGURATIONS.get(name, ()))], {})
         engines[name] = build_engine(store, plan, settings, plugins().configured(settings))
         kernels[name] = kernel_in_use()  # of the process
+        attach(engines[name], plugins(), Path(job["partition"]) / "profiles")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     names = list(engines)
     for number in range(job["rounds"] + 1):
@@ -119,6 +128,8 @@ def main() -> None:
                          help="cores that a process is bound to (default: 2)")
     options.add_argument("--configurations", nargs="+", choices=list(CONFIGURATIONS),
                          default=BY_DEFAULT, metavar="NAME", help="ratios are to the first one")
+    options.add_argument("--also", nargs="+", default=[], metavar="NAME=SETTING,…",
+                         help="configurations of one's own, such as cached=cache.policy=hotness")
     options.add_argument("--set", action="append", default=[], help="any other setting")
     options.add_argument("--child", help=argparse.SUPPRESS)
     args = options.parse_args()
@@ -126,6 +137,7 @@ def main() -> None:
         child(json.loads(args.child))
     known = QUICK if args.quick else SHAPES
     rounds, steps = args.rounds or (1 if args.quick else 5), args.steps or (2 if args.quick else 6)
+    also = {name: sets.split(",") for name, _, sets in (x.partition("=") for x in args.also)}
     before = machine()
     rows: list[dict[str, Any]] = []
     with work_dir(args) as temp:
@@ -140,59 +152,39 @@ def main() -> None:
                 for cores in args.cores:
                     made = run_child([sys.executable, __file__, "--child", json.dumps(
                         {"partition": str(out), "settings": settings, "steps": steps,
-                         "cores": cores, "configurations": args.configurations,
+                         "cores": cores, "configurations": [*args.configurations, *also],
+                         "also": also,
                          "rounds": rounds})], f"{shape}, {model}, {cores} cores").result
-                    check(made["runs"])
-                    rows.append({"graph": shape, "model": model, "cores": cores, **made})
+                    rows += [{"graph": shape, "model": model, "cores": cores, **row}
+                             for row in rows_of(made["runs"], made["operators"])]
     head = (f"Batch {args.batch}, fanouts {args.fanouts}, hidden {args.hidden}, {rounds} rounds of "
             f"passes of at most {steps} steps. Median (least–largest).")
-    finish(args, "Ablation", [head, *tables(rows)], {"rows": rows}, before)
+    finish(args, "Ablation", [head, table(rows, BY, COLUMNS)], {"rows": rows}, before)
 
 
-def check(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Losses of configurations with one kernel are the same; they are not kept."""
+def rows_of(runs: dict[str, list[dict[str, Any]]], operators: dict[str, int]
+            ) -> list[dict[str, Any]]:
+    """A row for each configuration and round, with ratios to the first configuration."""
+    rows: list[dict[str, Any]] = []
     by_kernel: dict[str, list[Any]] = {}
+    first = next(iter(runs))
     for name, own in runs.items():
+        kernel, threads, source = CONFIGURATIONS.get(name, ("", "", ""))
         losses = [run.pop("losses") for run in own]
-        if by_kernel.setdefault(CONFIGURATIONS[name][0], losses) != losses:
+        if by_kernel.setdefault(kernel or name, losses) != losses:
             sys.exit(f"error: '{name}' has other losses than the same kernel without it")
-
-
-def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """First configuration ÷ the others; stages, operators; what batches ahead hide."""
-    speed, stages, ahead = [], [], []
-    for row in rows:
-        key, runs = [row["graph"], row["model"], str(row["cores"])], row["runs"]
-        first = next(iter(runs.values()))
-        speed.append([*key, ms(run["seconds"] for run in first), *(
-            spread([a["seconds"] / b["seconds"] for a, b in zip(first, own)])
-            for own in list(runs.values())[1:])])
-        stages += [[*key, name, *(ms(run["stages"][stage] for run in own) for stage in STAGES),
-                    str(row["operators"][name])] for name, own in runs.items()]
-        for name, own in runs.items():
-            kernel, threads, source = CONFIGURATIONS[name]
-            without = next((runs[n] for n, sets in CONFIGURATIONS.items()
-                            if n in runs and sets == (kernel, threads, DEMAND)), None)
+        without = next((runs[n] for n, sets in CONFIGURATIONS.items()
+                        if n in runs and sets == (kernel, threads, DEMAND)), None)
+        for number, run in enumerate(own):
+            row = {"configuration": name, "operators": operators[name], **run,
+                   "faster": runs[first][number]["seconds"] / run["seconds"],
+                   "fewer": 1 - operators[name] / operators[first]}
             if source == AHEAD and without is not None:
-                took, both = [run["worked"] for run in without], list(zip(without, own))
-                ahead.append([
-                    *key, name, ms(took), ms(run["waited"] for run in own),
-                    spread([b["seconds"] / a["seconds"] for a, b in both]),
-                    spread([100 * (1 - b["waited"] / t) for (_, b), t in zip(both, took)], 0),
-                    spread([100 * (a["seconds"] - b["seconds"]) / t
-                            for (a, b), t in zip(both, took)], 0)])
-    names, by = list(rows[0]["runs"]), ["graph", "model", "cores"]
-    return [f"Milliseconds of a step by {names[0]}; {names[0]} ÷ the others:",
-            markdown([*by, f"{names[0]}, ms", *names[1:]], speed),
-            "Milliseconds of a step by stage, and PyTorch's operators of a step:",
-            markdown([*by, "configuration", *STAGES, "operators"], stages),
-            *(["Batches made ahead, milliseconds of a step:",
-               markdown([*by, "configuration", "sample and fetch without", "waited with",
-                         "with ÷ without", "hidden, %", "gained, %"], ahead)] if ahead else [])]
-
-
-def ms(seconds: Any) -> str:
-    return f"{1e3 * statistics.median(seconds):.1f}"
+                alone = without[number]
+                row["hidden"] = 1 - run["waited"] / alone["worked"]
+                row["gained"] = (alone["seconds"] - run["seconds"]) / alone["worked"]
+            rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

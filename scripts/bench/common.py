@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -39,15 +40,16 @@ class Child:
     peak_mb : VmHWM in MB (10^6 bytes), mapped files included: as the child read it at its end
         where it did (`peak_rss_mb` in its result), else as last seen from outside.
     text : what it printed.
-    anon_mb : peak of RssAnon, memory that belongs to no file, as seen from outside: the largest
-        of the child and its own children.
+    tree_mb, anon_mb : peaks of VmHWM and of RssAnon, memory that belongs to no file, as seen from
+        outside: of the largest of the child and the processes below it.
     """
 
     seconds: float
     peak_mb: float
     anon_mb: float
     result: dict[str, Any]
-    text: str = ""
+    text: str
+    tree_mb: float
 
 
 def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S,
@@ -99,7 +101,27 @@ def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S,
     progress(f"{what}: {seconds:.2f} s")
     result = result or {}
     return Child(seconds, result.get("peak_rss_mb", seen.get("VmHWM", 0.0)),
-                 seen.get("RssAnon", 0.0), result, texts[0])
+                 seen.get("RssAnon", 0.0), result, texts[0], seen.get("tree", 0.0))
+
+
+def output_of(command: Sequence[str], timeout: float, log: Path | None = None) -> str:
+    """What a command writes, errors included, into `log` while it runs if given.
+
+    Raises
+    ------
+    SystemExit
+        It failed; what it wrote last is shown.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL_HETA_")}
+    with log.open("w+b") if log else tempfile.TemporaryFile() as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout,
+                              stdin=subprocess.DEVNULL, check=False, env=environment)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, command))} ended with status {done.returncode}:\n"
+                 + "\n".join(text.splitlines()[-40:]))
+    return text
 
 
 def last_object(text: str) -> dict[str, Any] | None:
@@ -128,9 +150,10 @@ def memory_mb(pid: int | str = "self") -> dict[str, float]:
 def _watch(pid: int, seen: dict[str, float], over: threading.Event) -> None:
     while not over.wait(SAMPLE_S):
         for one in (pid, *_children(pid)):
-            for name, value in memory_mb(one).items():
-                if one == pid or name == "RssAnon":
-                    seen[name] = max(seen.get(name, 0.0), value)
+            found = memory_mb(one)
+            found["tree"] = found.get("VmHWM", 0.0)
+            for name in ("VmHWM", "tree", "RssAnon") if one == pid else ("tree", "RssAnon"):
+                seen[name] = max(seen.get(name, 0.0), found.get(name, 0.0))
 
 
 def _children(pid: int) -> list[int]:
@@ -239,6 +262,69 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     right = [all(row[i][:1] in "0123456789+-−" for row in rows) for i in range(len(header))]
     lines = [list(header), ["---:" if r else "---" for r in right], *map(list, rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Numbers of rows: a heading, and where they stand in a row (`a/b` is b in a).
+
+    Attributes
+    ----------
+    unit : what they are multiplied by.
+    digits : after the point.
+    share : whether they are percent of all numbers beside them.
+    per : a field that they are divided by.
+    """
+
+    name: str
+    field: str
+    unit: float = 1.0
+    digits: int = 2
+    share: bool = False
+    per: str | None = None
+
+    def of(self, row: dict[str, Any]) -> list[float]:
+        """The numbers of a row, in the column's unit; none where it has none."""
+        found: Any = row
+        for name in self.field.split("/"):
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, str):  # of a table that was printed
+            match = re.match(r"[+−-]?[\d,]*\.?\d+(e-?\d+)?", found)
+            found = float(match[0].replace(",", "").replace("−", "-")) if match else None
+        whole = 1.0
+        if self.share:
+            whole = sum(row[self.field.split("/")[0]].values()) / 100
+        if self.per:
+            whole = row[self.per]
+        return [x * self.unit / whole for x in (found if isinstance(found, list) else [found])
+                if isinstance(x, int | float) and whole]
+
+
+def grouped(rows: Sequence[dict[str, Any]], by: Sequence[str], columns: Sequence[Column]
+            ) -> dict[tuple[str, ...], dict[str, list[float]]]:
+    """Numbers of all rows that have the same labels, by the columns' names."""
+    groups: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        own = groups.setdefault(tuple(f"{row[k]:g}" if isinstance(row.get(k), float)
+                                      else str(row.get(k, "")) for k in by),
+                                {c.name: [] for c in columns})
+        for column in columns:
+            own[column.name] += column.of(row)
+    return groups
+
+
+def table(rows: Sequence[dict[str, Any]], by: Sequence[str], columns: Sequence[Column]) -> str:
+    """Markdown: a row for each combination of labels, medians with the least and the largest.
+
+    Labels that are the same in all rows, but for the last, and columns without a number are left
+    out.
+    """
+    groups = grouped(rows, by, columns)
+    labels = [i for i in range(len(by)) if i == len(by) - 1 or len({key[i] for key in groups}) > 1]
+    there = [c for c in columns if any(of[c.name] for of in groups.values())]
+    return markdown([*(by[i] for i in labels), *(c.name for c in there)], [
+        [*(key[i] for i in labels), *(spread(of[c.name], c.digits) or "–" for c in there)]
+        for key, of in groups.items()])
 
 
 def apart(values: Sequence[float]) -> float:

@@ -32,16 +32,14 @@ hosts sent on their links in an epoch, as their interfaces count; causes are cou
 trainers, the rest is headers and what DistributedDataParallel and GraphLearn send. Parts are kept
 in `--parts` and used again. Root is needed for emulated hosts.
 
-`--shapes` are synthetic graphs, at the `--scale` and `--cohesion` of the command, or other data
-sets of `dgl-heta datasets`. hgt takes its softmax over the edges of each relation, as DGL's example
-does, hgt-exact over those of all relations, as its paper.
+`--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
+the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import statistics
@@ -56,15 +54,17 @@ from typing import Any
 from common import (
     CLI,
     SYSTEMS_DIR,
+    Column,
     apart,
     elsewhere,
     finish,
+    grouped,
     machine,
-    markdown,
+    output_of,
     parser,
     progress,
     run_child,
-    spread,
+    table,
     work_dir,
 )
 
@@ -90,6 +90,13 @@ OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
 STAGES = ("sample", "features", "forward", "backward", "update")
 FILLING = 1  # more epochs of metis+cache: after that which counts visits one fills the cache
 KEYS = ("shape", "cohesion", "model", "hosts", "rate", "hidden", "fanouts")
+COLUMNS = (Column("s/step", "seconds", digits=3), Column("METIS ÷ this", "faster"),
+           Column("MB/step", "bytes", 1e-6), Column("fewer bytes, %", "fewer", digits=1),
+           Column("GB per host", "memory", 1e-9), Column("last loss", "loss", digits=3),
+           Column("test accuracy", "test", digits=3), Column("cores busy elsewhere", "others"))
+PARTS = (Column("partition_graph, s", "call_s"),
+         Column("peak GB of the process, graph in memory included", "peak_mb", 1e-3),
+         Column("GB on disk", "bytes", 1e-9))
 
 
 @dataclass(frozen=True)
@@ -196,30 +203,13 @@ def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directo
                "--steps", str(args.steps), "--seed", str(seed)]
     started = time.perf_counter()
     others = elsewhere()
-    epochs = read_epochs(run(command, args.timeout + 60, directory))
+    epochs = read_epochs(output_of(command, args.timeout + 60, directory / "output.log"))
     if len(epochs) != args.epochs + filling:
         sys.exit(f"error: {system} printed {len(epochs)} epochs of {args.epochs + filling}")
     return {**asdict(of), "system": system, "seed": seed,
             "rate": args.rate, "hidden": args.hidden, "fanouts": args.fanouts,
             "batch_size": batch, "whole_s": time.perf_counter() - started,
             "others": others(), "epochs": epochs[filling:]}
-
-
-def run(command: list[str], timeout: float, directory: Path) -> str:
-    """The output of a command; it is shown if the command fails."""
-    log = directory / "output.log"
-    with log.open("w") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout,
-                              stdin=subprocess.DEVNULL, check=False, env=_environment())
-    text = log.read_text(errors="replace")
-    if done.returncode:
-        sys.exit(f"error: {' '.join(command)} ended with status {done.returncode}:\n"
-                 + "\n".join(text.splitlines()[-40:]))
-    return text
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("DGL_HETA_")}
 
 
 def read_epochs(text: str) -> list[dict[str, Any]]:
@@ -253,54 +243,28 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per setting and system: medians over repeats, ratios to METIS of the same repeat."""
-    groups: dict[tuple, dict[str, list[dict[str, Any]]]] = {}
+    """A row for each run, with ratios to METIS of the same repeat and setting."""
+    rows, base = [], {}
     for one in runs:
         measured = one["epochs"][1:] or one["epochs"]
         steps = sum(e["steps"] for e in measured)
-        figures = {"seconds": statistics.median(s for e in measured for s in e["step_s"]),
-                   "others": one["others"]["all"],
-                   "bytes": sum(e["bytes"] for e in measured) / steps,
-                   "memory": max(e["memory"] for e in measured),
-                   "loss": measured[-1]["loss"], "seed": one["seed"],
-                   "stages": {s: sum(e["stages"][s] for e in measured) / steps for s in STAGES},
-                   "causes": {c: sum(e["causes"].get(c, 0) for e in measured) / steps
-                              for c in {c for e in measured for c in e["causes"]}},
-                   "test": measured[-1].get("test")}
-        of_setting = groups.setdefault(tuple(one[k] for k in KEYS), {})
-        of_setting.setdefault(one["system"], []).append(figures)
-    rows = []
-    for key, systems in groups.items():
-        base = {f["seed"]: f for f in systems.get("metis", [])}
-        for system, group in systems.items():
-            pairs = [(base[f["seed"]], f) for f in group if f["seed"] in base]
-            rows.append({
-                **dict(zip(KEYS, key)), "system": system,
-                "seconds": [f["seconds"] for f in group], "bytes": [f["bytes"] for f in group],
-                "faster": [b["seconds"] / f["seconds"] for b, f in pairs],
-                "fewer": [1 - f["bytes"] / b["bytes"] for b, f in pairs],
-                "others": [f["others"] for f in group],
-                "memory": max(f["memory"] for f in group), "loss": [f["loss"] for f in group],
-                "test": [f["test"] for f in group if f["test"] is not None],
-                "stages": {s: statistics.median(f["stages"][s] for f in group) for s in STAGES},
-                "causes": {c: statistics.median(f["causes"].get(c, 0) for f in group)
-                           for c in sorted({c for f in group for c in f["causes"]})}})
+        row = {**{k: one[k] for k in (*KEYS, "system", "seed")},
+               "seconds": statistics.median(s for e in measured for s in e["step_s"]),
+               "bytes": sum(e["bytes"] for e in measured) / steps,
+               "memory": max(e["memory"] for e in measured), "others": one["others"]["all"],
+               "loss": measured[-1]["loss"], "test": measured[-1].get("test"),
+               "stages": {s: sum(e["stages"][s] for e in measured) / steps for s in STAGES},
+               "causes": {c: sum(e["causes"].get(c, 0) for e in measured) / steps
+                          for c in sorted({c for e in measured for c in e["causes"]})}}
+        if one["system"] == "metis":
+            base[*(one[k] for k in KEYS), one["seed"]] = row
+        rows.append(row)
+    for row in rows:
+        metis = base.get((*(row[k] for k in KEYS), row["seed"]))
+        if metis:
+            row["faster"] = metis["seconds"] / row["seconds"]
+            row["fewer"] = 100 * (1 - row["bytes"] / metis["bytes"])
     return rows
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    varied = [k for k in KEYS if len({str(r[k]) for r in rows}) > 1]
-    cells = [[*(str(r[k]) for k in varied), r["system"], spread(r["seconds"], 3),
-              spread(r["faster"]), spread([b / 1e6 for b in r["bytes"]]),
-              f"{100 * statistics.median(r['fewer']):.1f} %" if r["fewer"] else "",
-              f"{r['memory'] / 1e9:.2f}", spread(r["loss"], 3), spread(r["test"], 3)]
-             for r in rows]
-    header = [*varied, "system", "s/step", "METIS ÷ this", "MB/step", "fewer bytes", "GB per host",
-              "last loss", "test accuracy"]
-    if not any(r["test"] for r in rows):
-        header, cells = header[:-1], [c[:-1] for c in cells]
-    return markdown(header, cells)
 
 
 def parts_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -315,18 +279,6 @@ def parts_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "nodes": record.get("nodes"), "edges": record.get("edges"),
                 **{k: record[k] for k in ("call_s", "peak_mb", "bytes")}})
     return list(rows.values())
-
-
-def parts_table(rows: list[dict[str, Any]]) -> str:
-    metis = {(r["shape"], r["cohesion"], r["hosts"]): r for r in rows if r["parts"] == "metis"}
-    cells = []
-    for r in rows:
-        base = metis.get((r["shape"], r["cohesion"], r["hosts"]))
-        cells.append([r["shape"], f"{r['cohesion']:g}", str(r["hosts"]), r["parts"],
-                      f"{r['call_s']:.2f}", f"{base['call_s'] / r['call_s']:.1f}" if base else "",
-                      f"{r['peak_mb'] / 1e3:.2f}", f"{r['bytes'] / 1e9:.2f}"])
-    return markdown(["shape", "cohesion", "hosts", "parts", "partition_graph, s", "METIS ÷ this",
-                     "peak GB of the process, graph in memory included", "GB on disk"], cells)
 
 
 def measure(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
@@ -348,7 +300,8 @@ def measure(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
                 if args.json:  # what is measured is not lost if a later run fails
                     args.json.with_suffix(".runs.json").write_text(json.dumps(runs + own))
             if repeat + 1 >= args.repeats and args.within is not None and all(
-                    apart(row["seconds"]) <= args.within for row in summary(own)):
+                    apart(of["s/step"]) <= args.within
+                    for of in grouped(summary(own), ["system"], COLUMNS[:1]).values()):
                 break
         runs += own
     return runs
@@ -398,7 +351,8 @@ def main() -> None:
         made, rows = parts_rows(args), summary(runs)
     scales = ", ".join(s if x is None else f"{s} × {x:g}" for s, x in args.scales.items())
     finish(args, f"DistDGL and dgl-heta on emulated hosts at {args.rate}: {scales}",
-           [*([table(rows)] if rows else []), parts_table(made)],
+           [*([table(rows, (*KEYS, "system"), COLUMNS)] if rows else []),
+            table(made, ("shape", "cohesion", "hosts", "parts"), PARTS)],
            {"rows": rows, "parts": made, "runs": runs}, before)
 
 

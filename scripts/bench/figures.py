@@ -8,16 +8,15 @@ CATGNN, Fig. 1, 3 and 5) are no entries.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paper_sources import (
     Call,
     Column,
     Figure,
-    ablated,
-    averaged,
-    by_type,
-    cached,
     counts,
     learned,
+    on_disk,
     relational_counts,
     rows_of,
     stored,
@@ -50,12 +49,13 @@ def real(systems: str, models: str = "rgcn", more: str = "") -> Call:
                 f"--shapes {REAL} --models {models} {STEADY}", full_only=True, get=REAL_GET)
 
 
-def planned(graph: str, scale: str, more: str, **labels: str) -> Call:
+def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels: str) -> Call:
     """What `dgl-heta plan --compare` counts of a synthetic graph."""
     small = f"{SMALL[graph]:g}"
     return Call("dgl-heta", "plan", *(f"synthetic-{graph}:scale={s} --compare {more}".replace(
         ":scale=", f":cohesion={labels.get('cohesion', '0')},scale=") for s in (scale, small)),
-        read=rows_of("methods"), labels=tuple({"graph": graph, **labels}.items()))
+        read=rows_of("methods"), labels=tuple({"graph": graph, **labels}.items()),
+        full_only=full_only)
 
 
 def planned_real(graph: str, more: str) -> Call:
@@ -67,16 +67,16 @@ def planned_real(graph: str, more: str) -> Call:
 SECONDS = Column("s/step", "seconds", digits=3)
 FASTER = Column("METIS ÷ this", "faster")
 BYTES = Column("MB/step", "bytes", 1e-6)
-FEWER = Column("fewer bytes, %", "fewer", 100, 1)
+FEWER = Column("fewer bytes, %", "fewer", digits=1)
 STAGES = tuple(Column(f"{s}, %", f"stages/{s}", share=True, digits=0)
                for s in ("sample", "features", "forward", "backward", "update"))
-CAUSES = (("sampling", ("sampling",)), ("rows", ("features", "learnable")),
-          ("partials", ("partials",)), ("gradients", ("gradients",)))
 STEP_BYTES = Column("MB of a step", "total_bytes_per_epoch", 1e-6, per="steps_per_epoch")
 PLANNED = (STEP_BYTES, *(Column(f"of it {c}", f"bytes_per_epoch/{c}", 1e-6, per="steps_per_epoch")
                          for c in ("sampling", "features", "learnable", "partials", "gradients")))
 WHERE = ("shape", "cohesion", "model", "system")
 ACCURACY = Column("test accuracy", "test_acc", digits=4)
+PARTS = Call("compare.py", "--repeats 0 --systems metis random heta", f"--shapes {ALL}",
+             "--shapes mag --scale 0.01", read=rows_of("parts"))
 
 HETA = (
     Figure("heta-example", "Bytes of a step of R-GCN on MAG240M, two machines (§4)",
@@ -107,12 +107,12 @@ HETA = (
            tuple(Column(k, k, digits=16) for k in ("logits", "loss", "gradients", "parameters",
                                                    "features")), says="they are equal."),
     Figure("heta-prop2", "Bytes of a step against fanout (Prop. 2)",
-           tuple(planned("mag", "0.1", f"--fanouts {f}", fanouts=f)
+           tuple(planned("mag", "0.1", f"--fanouts {f}", full_only=f == "25,20", fanouts=f)
                  for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,
            says="messages are proportional to boundary nodes, whatever the fanout."),
     Figure("heta-prop3", "Boundary nodes against cut edges (Prop. 3)",
-           (*(planned(g, s, "", cohesion=c) for g, s in (("mag", "0.05"), ("freebase", "0.02"))
-              for c in ("0", "0.5", "0.95")),
+           (*(planned(g, s, "", full_only=g == "mag" or c == "0.5", cohesion=c)
+              for g, s in (("mag", "0.05"), ("freebase", "0.02")) for c in ("0", "0.5", "0.95")),
             *(planned_real(g, "--fanouts 10,5") for g in REAL.split())),
            ("graph", "cohesion", "name"),
            (Column("boundary nodes", "boundary_nodes", digits=0),
@@ -144,9 +144,7 @@ HETA = (
                    ("mag240m", (108.87, 79.45, 1.72), 98.42))
                for system, gb in zip(("metis", "metis-vol", "heta"), of)}, missing=(GRAPHLEARN,)),
     Figure("heta-table3", "Partitioning: seconds of the call, memory of the process",
-           (Call("compare.py", "--repeats 0 --systems metis random heta",
-                 "--shapes mag240m igb-het mag", "--shapes mag --scale 0.01",
-                 read=rows_of("parts")),), ("shape", "parts"),
+           (PARTS,), ("shape", "parts"),
            (Column("seconds", "call_s"), Column("peak GB", "peak_mb", 1e-3)),
            paper={(g, parts): {"seconds": seconds, "peak GB": gb} for g, parts, seconds, gb in (
                ("mag240m", "random", 14040, 917.3), ("mag240m", "metis", 25920, 847.7),
@@ -154,30 +152,26 @@ HETA = (
                ("igb-het", "metis", 3014, 261.9), ("igb-het", "meta", 549, 132.8))},
            note="ogbn-mag at full size from files: `partition.py`.", missing=(GRAPHLEARN,)),
     Figure("heta-table4", "What two machines hold, GB",
-           (Call("stored", made=stored),), ("shape", "strategy"),
+           (Call("stored", made=stored), replace(PARTS, read=on_disk)), ("shape", "strategy"),
            tuple(Column(k, k, 1e-9) for k in ("total", "topology", "features", "learnable")),
-           paper={(g, f"MP ({hops}-hop)"): {"topology": topology, "features": features,
-                                            "total": topology + features}
-                  for g, hops, topology, features in (
-                      ("mag", 2, 1.10, 0.70), ("mag", 3, 1.60, 0.70), ("freebase", 2, 1.95, 0),
-                      ("freebase", 3, 2.08, 0), ("donor", 2, 0.46, 23.78),
-                      ("donor", 3, 1.10, 42.23), ("igb-het", 2, 9.22, 198.15),
-                      ("igb-het", 3, 18.63, 198.15), ("mag240m", 2, 59.13, 348.55),
-                      ("mag240m", 3, 98.49, 348.55))},
-           note="At full size, as plans predict it; learnable features, with two moments of Adam, "
-                "are not in the total, as in the paper. Parts of METIS: heta-table4-parts."),
-    Figure("heta-table4-parts", "Parts on disk, GB, beside METIS and random ones",
-           (Call("compare.py", "--repeats 0 --systems metis random heta", f"--shapes {ALL}",
-                 "--shapes mag --scale 0.01", read=rows_of("parts")),), ("shape", "parts"),
-           (Column("GB on disk", "bytes", 1e-9, 3),),
-           paper={(g, parts): {"GB on disk": gb} for g, of in {
-               "mag": (1.80, 1.89, 2.35), "freebase": (1.95, 5.77, 5.52),
-               "donor": (24.24, 24.03, 23.18), "igb-het": (207.37, 121.02, 122.60),
-               "mag240m": (407.68, 314.45, 329.89)}.items()
-               for parts, gb in zip(("meta", "metis", "random"), of)}, missing=(GRAPHLEARN,)),
+           paper={(g, strategy): {"total": total} | ({"topology": of[0], "features": of[1]}
+                                                     if of else {})
+                  for g, rows in {
+                      "mag": ((1.80, 1.10, 0.70), (2.30, 1.60, 0.70), (1.89,), (2.35,)),
+                      "freebase": ((1.95, 1.95, 0), (2.08, 2.08, 0), (5.77,), (5.52,)),
+                      "donor": ((24.24, 0.46, 23.78), (43.33, 1.10, 42.23), (24.03,), (23.18,)),
+                      "igb-het": ((207.37, 9.22, 198.15), (216.78, 18.63, 198.15), (121.02,),
+                                  (122.60,)),
+                      "mag240m": ((407.68, 59.13, 348.55), (447.04, 98.49, 348.55), (314.45,),
+                                  (329.89,))}.items()
+                  for strategy, (total, *of) in zip(("MP (2-hop)", "MP (3-hop)", "metis, on disk",
+                                                     "random, on disk"), rows)},
+           note="MP at full size, as plans predict it; learnable features, with two moments of "
+                "Adam, are not in the total, as in the paper. Parts on disk are at the scale of "
+                "heta-table3's command.", missing=(GRAPHLEARN,)),
     Figure("heta-fig8", "What a miss costs, by node type (§6)",
            (Call("cache.py", "--policies miss_penalty --capacities 0.25 --graph donor "
-                 "--graph synthetic-mag:scale=0.05", "--reads direct --rounds 3", read=by_type),),
+                 "--graph synthetic-mag:scale=0.05", "--reads direct --rounds 3"),),
            ("graph", "type"), (Column("ns per byte", "penalty", 1e9, 2),),
            says="narrow features have larger ratios, and learnable ones larger than static ones.",
            note="From disk and memory here; on a GPU over PCIe there."),
@@ -195,15 +189,15 @@ HETA = (
            says="sampling, features and updates shrink; forward grows slightly."),
     Figure("heta-fig11", "A cache against none, R-GCN",
            (Call("cache.py", "--policies hotness miss_penalty --capacities 0.25 1.0",
-                 "--reads direct --rounds 3", "", read=cached),),
-           ("graph", "policy", "capacity"),
-           (Column("none ÷ this", "of none"), Column("s/epoch", "seconds", digits=3)),
+                 "--reads direct --rounds 3", ""),),
+           ("graph", "policy", "capacity, MB"),
+           (Column("none ÷ this", "faster"), Column("s/epoch", "seconds", digits=3)),
            says="up to 1.6 × as fast as none; 15 % (MAG240M) and 13 % (Donor) over hotness alone.",
            note="Features larger than memory, from disk here; from memory to GPUs there."),
     Figure("heta-fig12", "Rows found in the cache, by node type",
            (Call("cache.py", "--policies hotness miss_penalty --capacities 0.25 1.0",
-                 "--reads direct --rounds 3", "", read=by_type),),
-           ("graph", "policy", "capacity", "type"), (Column("found, %", "hits", 100, 0),),
+                 "--reads direct --rounds 3", ""),),
+           ("graph", "policy", "capacity, MB", "type"), (Column("found, %", "hits", 100, 0),),
            says="MAG240M's papers 67 %, DGL-Opt 11 %; R-GAT on IGB-HET is the figure's own graph."),
     Figure("heta-fig13", "Seconds of an epoch of R-GAT against machines",
            tuple(Call("compare.py", f"--systems metis heta --hosts {h} --global-batch 1024",
@@ -285,7 +279,7 @@ CATGNN = (
            missing=(NOT_HERE,)),
     *(Figure(f"catgnn-{name}", title,
              (Call("averaging.py", f"--tables {table}", "--graphs communities:nodes=4000 debian",
-                   "", read=averaged),), by, columns, says=says, missing=(NOT_HERE,))
+                   ""),), by, columns, says=says, missing=(NOT_HERE,))
       for name, title, table, by, columns, says in (
           ("fig2", "Torn neighbour lists and hops of neighbours (Fig. 2, 12)", "hops",
            ("graph", "parts", "hops"),
@@ -303,7 +297,7 @@ CATGNN = (
         "would take more than this machine's memory",)),
 )
 
-STEPS = Call("ablation.py", "", "--rounds 5", "--shapes aifb", read=ablated)
+STEPS = Call("ablation.py", "", "--rounds 5", "--shapes aifb")
 OPERATORS = Call("gpu_merged.py", "--device cpu", "", "--graphs aifb --scale 0.1 --rounds 2",
                  table=True)
 HIFUSE = (
@@ -340,4 +334,7 @@ HIFUSE = (
 )
 
 FIGURES = (*HETA, *CATGNN, *HIFUSE)
+TOGETHER = {"catgnn-fig4": "catgnn-table2", "catgnn-fig8": "catgnn-table1",
+            "catgnn-fig12": "catgnn-fig2"}
 BY_NAME = {figure.name: figure for figure in FIGURES}
+BY_NAME |= {name: BY_NAME[other] for name, other in TOGETHER.items()}

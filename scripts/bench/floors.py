@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import markdown
+from common import Column, grouped, markdown
 from compare import Setting
 
 from dgl_heta.graph.source import TRAIN_MASK
@@ -68,12 +68,14 @@ def rows_between_hosts(directory: Path, fanouts: tuple[int, ...], batch: int, st
 def rows_of(found: dict[str, Any], parts: Path) -> list[list[str]]:
     """Rows of the table: one for each graph and model."""
     args = argparse.Namespace(**found["arguments"])
+    columns = Column("bytes", "bytes", 1e-6), Column("rows", "causes/learnable", 1e-6)
     systems: dict[tuple[str, float, str], dict[str, float]] = {}
-    for row in found["rows"]:
-        of = systems.setdefault((row["shape"], row["cohesion"], row["model"]), {})
-        of[row["system"]] = statistics.median(row["bytes"]) / 1e6
-        if row["system"] == "heta":
-            of["kept"] = of["heta"] - row["causes"].get("learnable", 0.0) / 1e6
+    for (shape, cohesion, model, system), sent in grouped(
+            found["rows"], ("shape", "cohesion", "model", "system"), columns).items():
+        of = systems.setdefault((shape, float(cohesion), model), {})
+        of[system] = statistics.median(sent["bytes"])
+        if system == "heta":
+            of["kept"] = of["heta"] - statistics.median(sent["rows"] or [0.0])
     fanouts, cells = tuple(map(int, args.fanouts.split(","))), []
     for (shape, cohesion, model), sent in systems.items():
         graph = Setting(shape, args.scales[shape], cohesion, model, args.hosts[0])

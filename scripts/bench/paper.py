@@ -11,9 +11,8 @@ figure that cannot be made here is listed with what it needs; so is a part of on
 not on disk, and the rest goes on. A measurement that several figures share is made once; parts of
 graphs are kept in DIR/parts and used again.
 
-The papers measured on other machines, at other scales (ours are in the commands of each result):
-compare ratios, not seconds. With each result stand commit, machine, load, what else ran, and the
-spread of repeats, which should be at most 10 %.
+The papers measured on other machines, at other scales: compare ratios, not seconds. With each
+result stand commit, machine, load, what else ran, and how far repeats are apart (goal: 10 %).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import statistics
 import sys
@@ -34,6 +32,7 @@ from common import (
     ROOT,
     apart,
     elsewhere,
+    grouped,
     machine,
     markdown,
     parser,
@@ -43,7 +42,7 @@ from common import (
     timed,
     work_dir,
 )
-from figures import BY_NAME, FIGURES, Call, Column, Figure
+from figures import BY_NAME, FIGURES, Call, Figure
 
 BENCH = Path(__file__).resolve().parent
 SPREAD = 0.1  # of repeats of one setting, at most
@@ -78,7 +77,6 @@ class Runner:
         return text if call.program == "dgl-heta" else f"python -m {text}"
 
     def calls(self, figure: Figure) -> list[Call]:
-        """The measurements of a figure that this run makes."""
         return [call for call in figure.calls if not (self._args.quick and call.full_only)]
 
     def rows(self, call: Call) -> Rows:
@@ -111,35 +109,13 @@ class Runner:
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
 
 
-def values(row: dict[str, Any], column: Column) -> list[float]:
-    """The numbers of a cell, in the column's unit; none where the row has none."""
-    found: Any = row
-    for name in column.field.split("/"):
-        found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, str):  # of a table that was printed
-        match = re.match(r"[+−-]?[\d,]*\.?\d+(e-?\d+)?", found)
-        found = float(match[0].replace(",", "").replace("−", "-")) if match else None
-    numbers = found if isinstance(found, list) else [found]
-    whole = 1.0
-    if column.share:
-        of = column.field.split("/")[0]
-        whole = sum(row[of].values()) / 100
-    if column.per:
-        whole = row[column.per]
-    return [x * column.unit / whole for x in numbers if isinstance(x, int | float) and whole]
-
-
 def gathered(figure: Figure, rows: Rows) -> Rows:
     """A row for each setting: its labels, and for each column our numbers and the paper's."""
-    groups: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for row in rows:
-        if all(str(row.get(k)) in of for k, of in figure.only):
-            key = tuple(str(row.get(k, "")) for k in figure.by)
-            own = groups.setdefault(key, {c.name: [] for c in figure.columns})
-            for column in figure.columns:
-                own[column.name] += values(row, column)
+    taken = [row for row in rows if all(str(row.get(k)) in of for k, of in figure.only)]
     made = []
-    for key, ours in groups.items():
+    for key, ours in grouped(taken, figure.by, figure.columns).items():
+        if not any(ours.values()):
+            continue  # rows of another kind
         labels = dict(zip(figure.by, key))
         said = figure.paper.get(tuple(labels[k] for k in figure.paper_by or figure.by), {})
         made.append({"labels": labels, "ours": ours, "paper": said})
@@ -149,7 +125,7 @@ def gathered(figure: Figure, rows: Rows) -> Rows:
         for key, said in figure.paper.items() if key not in seen]
 
 
-def table(figure: Figure, rows: Rows) -> str:
+def compared_table(figure: Figure, rows: Rows) -> str:
     """Labels, then for each column ours and, where the paper has numbers, the paper's."""
     compared = {c.name for c in figure.columns if any(c.name in r["paper"] for r in rows)}
     header, cells = list(figure.by), []
@@ -253,7 +229,7 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
     if result["commands"]:
         parts.append("```console\n" + "\n".join(f"$ {c}" for c in result["commands"]) + "\n```")
     if any(row["ours"] or row["paper"] for row in result["rows"]):
-        parts.append(table(figure, result["rows"]))
+        parts.append(compared_table(figure, result["rows"]))
     if figure.says:
         parts.append(f"The paper: {figure.says}")
     if figure.note:
@@ -283,8 +259,7 @@ def chosen_figures(args: argparse.Namespace, options: argparse.ArgumentParser) -
         return list(FIGURES)
     unknown = [name for name in args.figures if name not in BY_NAME]
     if unknown or not args.figures:
-        options.error(f"unknown figure {unknown[0]}; see --list" if unknown
-                      else "name a figure, or give --all or --list")
+        options.error(f"there is no figure '{' '.join(unknown)}'; --list names them")
     return [BY_NAME[name] for name in args.figures]
 
 

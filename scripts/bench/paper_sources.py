@@ -7,27 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from common import Column
+
 Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Column:
-    """Numbers of a row.
-
-    Attributes
-    ----------
-    field : where they stand in a row; `a/b` is b in a.
-    unit : what they are multiplied by.
-    share : whether they are percent of all numbers beside them.
-    per : a field that they are divided by.
-    """
-
-    name: str
-    field: str
-    unit: float = 1.0
-    digits: int = 2
-    share: bool = False
-    per: str | None = None
 
 
 def rows_of(name: str) -> Callable[[Any], Rows]:
@@ -170,40 +152,10 @@ def stored() -> dict[str, Rows]:
     return {"rows": rows}
 
 
-def cached(data: Any) -> Rows:
-    """Runs of cache.py."""
-    return [{**run, "graph": graph, "of none": run.get("speedup", 1.0), "capacity": run["share"]}
-            for graph, found in data["graphs"].items() for run in found["runs"]]
-
-
-def by_type(data: Any) -> Rows:
-    """The same by node type: hits and penalties."""
-    rows = []
-    for run in cached(data):
-        rows += [{"graph": run["graph"], "policy": run["policy"], "type": ntype,
-                  "capacity": run["share"], "hits": of["hits"] / max(of["reads"], 1),
-                  "penalty": run["penalties"].get(ntype, 0.0)}
-                 for ntype, of in run["cache"].items()]
-    return rows
-
-
-def ablated(data: Any) -> Rows:
-    """Configurations of ablation.py: speed-up over the reference, operators."""
-    rows = []
-    for row in data["rows"]:
-        reference = [run["seconds"] for run in row["runs"]["reference"]]
-        for name, runs in row["runs"].items():
-            rows.append({"graph": row["graph"], "model": row["model"], "configuration": name,
-                         "faster": [a / b["seconds"] for a, b in zip(reference, runs)],
-                         "operators": row["operators"][name],
-                         "fewer": 1 - row["operators"][name] / row["operators"]["reference"]})
-    return rows
-
-
-def averaged(data: Any) -> Rows:
-    """Trainings of averaging.py."""
-    return [{k: (v if k in ("test_acc", "whole", "own", "seconds") else str(v))
-             for k, v in run.items() if not isinstance(v, dict | list)} for run in data["runs"]]
+def on_disk(data: Any) -> Rows:
+    """Bytes of parts that compare.py made."""
+    return [{"shape": row["shape"], "strategy": f"{row['parts']}, on disk", "total": row["bytes"]}
+            for row in data["parts"]]
 
 
 def learned(row: dict[str, Any]) -> Rows:

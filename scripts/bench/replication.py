@@ -22,13 +22,19 @@ import io
 from typing import Any
 
 import numpy as np
-from common import finish, machine, markdown, parser
+from common import Column, finish, machine, markdown, parser, table
 from dgl_heta_catgnn import EdgeStream, Replicas, Spring, built_in
 from dgl_heta_catgnn.communities import planted, simple
 
 from dgl_heta import as_source
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.graph_input import open_input
+
+COLUMNS = (*(Column(m, f"factors/{m}", digits=3) for m in (
+    "spring", "printed", "hdrf", "dbh", "powergraph", "2ps-l", "metis")),
+    Column("RF-1: to mean", "to mean"), Column("to best", "to best"),
+    Column("balance of spring", "balance", digits=3), Column("clusters", "clusters", digits=0),
+    Column("merged", "merged", digits=0))
 
 
 def both_ways(src: np.ndarray, dst: np.ndarray, nodes: int, seed: int = 0) -> EdgeStream:
@@ -105,29 +111,17 @@ def compare(name: str, stream: EdgeStream, parts: list[int]) -> list[dict[str, A
             "graph": f"{name} ({stream.num_nodes:,}, {stream.num_edges:,})", "parts": count,
             "factors": {**factors, "printed": printed, **({} if other is None else
                                                           {"metis": other})},
+            "to mean": ratio(factors, np.mean), "to best": ratio(factors, min),
             "balance": float(spring.owned().max() * count / stream.num_nodes),
             "clusters": int(spring.figures["clusters"]),
             "merged": int(spring.figures["clusters_merged"])})
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    methods = [m for m in rows[0]["factors"] if m not in ("printed", "metis")]
-    shown = ["spring", "printed", *(m for m in methods if m != "spring"), "metis"]
-    cells = []
-    for row in rows:
-        factors = row["factors"]
-        four, own = [factors[m] - 1 for m in methods if m != "spring"], factors["spring"] - 1
-        cells.append([row["graph"], str(row["parts"]),
-                      *(f"{factors[m]:.3f}" if m in factors else "" for m in shown),
-                      ratio(own, float(np.mean(four))), ratio(own, min(four)),
-                      f"{row['balance']:.3f}", f"{row['clusters']:,} → {row['merged']:,}"])
-    return markdown(["graph (nodes, edges)", "parts", *shown, "RF-1: to mean", "to best",
-                     "balance of spring", "clusters, merged"], cells)
-
-
-def ratio(one: float, other: float) -> str:
-    return f"{one / other:.2f}×" if other > 0 else "-"
+def ratio(factors: dict[str, float], least: Any) -> float | None:
+    """SPRING's RF - 1 in shares of the other streams'."""
+    others = float(least([f - 1 for name, f in factors.items() if name != "spring"]))
+    return (factors["spring"] - 1) / others if others > 0 else None
 
 
 def varied(**values: float) -> Spring:
@@ -169,7 +163,7 @@ def main() -> None:
         rows, tables = [], [sweep(name, stream, args) for name, stream in named]
     else:
         rows = [row for name, stream in named for row in compare(name, stream, args.parts)]
-        tables = [table(rows)]
+        tables = [table(rows, ("graph", "parts"), COLUMNS)]
     finish(args, "Replication factors", tables, {"rows": rows}, before)
 
 

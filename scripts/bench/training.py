@@ -1,7 +1,6 @@
 """`dgl-heta train` on one worker and on several: seconds by stage, bytes, memory, accuracy.
 
-    python scripts/bench/training.py --graphs synthetic-mag:scale=0.25 --ways exact ddp \\
-        --workers 2 --epochs 2 --seeds 2 --set train.threads=1
+    python scripts/bench/training.py --graphs debian --ways exact ddp --workers 2
     python scripts/bench/training.py --ways exact replica --workers 1 2 4 --set model.dropout=0.3
 
 Ways to train:
@@ -32,13 +31,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import CLI, elsewhere, finish, machine, markdown, parser, run_child, spread, work_dir
+from common import (
+    CLI,
+    Column,
+    elsewhere,
+    finish,
+    grouped,
+    machine,
+    markdown,
+    parser,
+    run_child,
+    table,
+    work_dir,
+)
 
 WAYS = {"exact": [], "replica": ["train.learnable=replica"], "ddp": ["train.wrapper=ddp"],
         "unreplicated": ["partition.replication=none"],
@@ -48,6 +60,12 @@ OF_MODELS = {"rgat": ["model.layer_norm=true"], "hgt": ["model.layer_norm=true"]
 PRECOMPUTED = ("sehgnn", "nars")  # their averages are of all neighbours
 STAGES = ("sample", "fetch", "forward", "backward", "update", "waiting")
 KEYS = ("graph", "model", "workers", "way")
+COLUMNS = (Column("s/epoch", "seconds/total"), *(Column(s, f"seconds/{s}") for s in STAGES),
+           Column("MB sent", "bytes/total", 1e-6), *(Column(c, f"bytes/{c}", 1e-6) for c in (
+               "partials", "features", "learnable", "sampling", "gradients")),
+           Column("peak MB", "peak_mb", digits=0), Column("own MB", "own_mb", digits=0),
+           Column("predicted MB", "predicted_mb", digits=0),
+           Column("cores busy elsewhere", "others/all"))
 
 
 def train(args: argparse.Namespace, store: Path, run_dir: Path, key: tuple[str, str, int, str],
@@ -86,9 +104,9 @@ def train(args: argparse.Namespace, store: Path, run_dir: Path, key: tuple[str, 
             "others": others()}
 
 
-def measure(args: argparse.Namespace, temp: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """All runs, and predicted MB by graph, workers and way."""
-    runs, predicted = [], {}
+def measure(args: argparse.Namespace, temp: Path) -> list[dict[str, Any]]:
+    """All runs, with predicted MB if wanted."""
+    runs: list[dict[str, Any]] = []
     for graph in args.graphs:
         store = temp / "graph" / "store"
         run_child([*CLI, "partition", graph, "--out", str(store.parent), "--parts", "1", "--json"],
@@ -103,62 +121,34 @@ def measure(args: argparse.Namespace, temp: Path) -> tuple[list[dict[str, Any]],
             plan = run_child([
                 *CLI, "plan", str(store), "--parts", str(workers), "--replication",
                 "none" if way == "unreplicated" else "full", "--json"], "planning").result
-            predicted[f"{graph} {workers} {way}"] = max(
-                sum(p[f"{kind}_bytes"] for kind in ("topology", "feature", "learnable"))
-                for p in plan["prediction"]["partitions"]) / 1e6
+            most = max(sum(p[f"{kind}_bytes"] for kind in ("topology", "feature", "learnable"))
+                       for p in plan["prediction"]["partitions"])
+            for run in runs:
+                if (run["graph"], run["workers"], run["way"]) == (graph, workers, way):
+                    run["predicted_mb"] = most / 1e6
         shutil.rmtree(store.parent)
-    return runs, predicted
+    return runs
 
 
-def summary(runs: list[dict[str, Any]], predicted: dict[str, float]) -> list[dict[str, Any]]:
-    """A row for each graph, model, number of workers and way: a value for each seed."""
-    groups: dict[tuple, list[dict[str, Any]]] = {}
+def learned(runs: list[dict[str, Any]]) -> str:
+    """Accuracies beside those of one worker; the difference for each seed goes into its run."""
+    alone = {(run["graph"], run["model"], run["seed"]): run["test_acc"] for run in runs
+             if run["workers"] == 1 and run["way"] != "ddp"}
     for run in runs:
-        groups.setdefault(tuple(run[k] for k in KEYS), []).append(run)
-    rows = []
-    for key, group in groups.items():
-        one = next((g for k, g in groups.items() if k[:3] == (*key[:2], 1) and k[3] != "ddp"), [])
-        accuracy, alone = ([r["test_acc"] for r in g] for g in (group, one))
-        far = statistics.mean(accuracy) - statistics.mean(alone) if alone else None
-        rows.append({
-            **dict(zip(KEYS, key)), "seconds": [r["seconds"]["total"] for r in group],
-            "stages": {s: statistics.median(r["seconds"].get(s, 0.0) for r in group)
-                       for s in STAGES},
-            "bytes": [r["bytes"]["total"] for r in group],
-            "causes": {c: statistics.median(r["bytes"][c] for r in group)
-                       for c in group[0]["bytes"] if c != "total"},
-            "peak_mb": [r["peak_mb"] for r in group], "own_mb": [r["own_mb"] for r in group],
-            "predicted_mb": predicted.get(" ".join(map(str, (key[0], *key[2:])))),
-            "test_acc": accuracy, "difference": far,
-            "per_seed": [a - b for a, b in zip(accuracy, alone)],
-            "within_one_sd": abs(far) <= statistics.stdev(alone)
-            if far is not None and len(alone) > 1 else None})
-    return rows
-
-
-def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """What an epoch takes, and what it learns."""
-    taken, learned = [], []
-    for row in rows:
-        key = [str(row[k]) for k in KEYS]
-        taken.append([
-            *key, spread(row["seconds"]), *(f"{row['stages'][s]:.2f}" for s in STAGES),
-            spread([b / 1e6 for b in row["bytes"]]),
-            ", ".join(f"{c} {b / 1e6:.1f}" for c, b in row["causes"].items() if b >= 5e4) or "-",
-            f"{max(row['peak_mb']) / 1e3:.2f}", f"{max(row['own_mb']):,.0f}",
-            "-" if row["predicted_mb"] is None else f"{row['predicted_mb']:,.0f}"])
-        sd = statistics.stdev(row["test_acc"]) if len(row["test_acc"]) > 1 else 0.0
-        many = row["difference"] is not None and row["workers"] > 1
-        learned.append([
-            *key, ", ".join(f"{a:.4f}" for a in row["test_acc"]),
-            f"{statistics.mean(row['test_acc']):.4f} ± {sd:.4f}",
-            f"{row['difference']:+.4f}" if many else "-",
-            f"{max(map(abs, row['per_seed'])):.4f}" if many else "-",
-            {True: "yes", False: "no", None: "-"}[row["within_one_sd"] if many else None]])
-    return [markdown([*KEYS, "s/epoch", *STAGES, "MB/epoch", "of it", "peak GB", "own MB",
-                      "predicted MB"], taken),
-            markdown([*KEYS, "test accuracy per seed", "mean ± sd", "difference of means",
-                      "largest per seed", "within one sd"], learned)]
+        one = alone.get((run["graph"], run["model"], run["seed"]))
+        run["difference"] = None if one is None else run["test_acc"] - one
+    cells = []
+    columns = Column("a", "test_acc"), Column("d", "difference")
+    for key, of in grouped(runs, KEYS, columns).items():
+        one = [a for (graph, model, _), a in alone.items() if (graph, model) == key[:2]]
+        far = statistics.mean(of["d"]) if of["d"] else 0.0
+        sd, of_one = (statistics.stdev(x) if len(x) > 1 else math.nan for x in (of["a"], one))
+        cells.append([*key, ", ".join(f"{a:.4f}" for a in of["a"]),
+                      f"{statistics.mean(of['a']):.4f} ± {sd:.4f}", f"{far:+.4f}",
+                      f"{max(map(abs, of['d']), default=0.0):.4f}",
+                      "yes" if abs(far) <= of_one else "no"])
+    return markdown([*KEYS, "test accuracy per seed", "mean ± sd", "difference of means",
+                     "largest per seed", "within one sd"], cells)
 
 
 def main() -> None:
@@ -184,13 +174,12 @@ def main() -> None:
     args.fanouts = f"[{args.fanouts.strip('[]')}]"
     before = machine()
     with work_dir(args) as temp:
-        runs, predicted = measure(args, temp)
-    rows = summary(runs, predicted)
+        runs = measure(args, temp)
     head = (f"{args.epochs} epochs, global batch {args.batch}, fanouts {args.fanouts}, hidden "
             f"{args.hidden}, {args.seeds} seeds {' '.join(args.set)}. Median (least–largest); "
-            "memory: the largest.")
-    finish(args, f"Training on {', '.join(args.graphs)}", [head, *tables(rows)],
-           {"rows": rows, "runs": runs}, before)
+            "memory of the largest worker.")
+    tables = [head, table(runs, KEYS, COLUMNS), learned(runs)]
+    finish(args, f"Training on {', '.join(args.graphs)}", tables, {"runs": runs}, before)
 
 
 if __name__ == "__main__":
