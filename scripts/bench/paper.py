@@ -199,6 +199,8 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
         try:
             rows += runner.rows(call)
         except SystemExit as error:
+            if not isinstance(error.code, str):  # of a signal
+                raise
             why = str(error).strip().splitlines() or ["it failed"]
             told = next((line for line in reversed(why) if "rror:" in line), why[-1])
             missing.append(f"`{runner.shown(call)}`: {told[:300]}"
@@ -230,10 +232,7 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
         parts.append("```console\n" + "\n".join(f"$ {c}" for c in result["commands"]) + "\n```")
     if any(row["ours"] or row["paper"] for row in result["rows"]):
         parts.append(compared_table(figure, result["rows"]))
-    if figure.says:
-        parts.append(f"The paper: {figure.says}")
-    if figure.note:
-        parts.append(figure.note)
+    parts += [f"The paper: {figure.says}"] * bool(figure.says) + [figure.note] * bool(figure.note)
     parts += [f"Missing: {what}" for what in result["missing"]] + ([picture] if picture else [])
     if result["commands"]:
         far = result["spread"]
