@@ -1,6 +1,6 @@
 """Row kernels on CPU arrays: gather, and sum by row.
 
-One pass, compiled; scripts/bench/rows.py compares them with NumPy and PyTorch. They do not check
+One pass, compiled; scripts/bench/kernels.py compares them with NumPy and PyTorch. They do not check
 ids: what is out of range is memory of something else. Ids from outside (a script's index, what a
 policy chose) go through :func:`check_ids` where they come in; those of the sampler are in range.
 """

@@ -56,6 +56,8 @@ class Partitioning:
         it samples in a step.
     replication_factor : nodes stored over all partitions per node, halo nodes included; None
         where they were not counted.
+    boundary_nodes : nodes with neighbours in other partitions, of the one that has most (Heta, §4).
+    cut_edges : edges between parts of nodes; None where whole relations are divided.
     missing : why there are no figures, if there are none.
     """
 
@@ -65,6 +67,8 @@ class Partitioning:
     memory_balance: float = 1.0
     edge_balance: float = 1.0
     replication_factor: float | None = None
+    boundary_nodes: int = 0
+    cut_edges: int | None = None
     missing: str | None = None
 
     @property
@@ -204,7 +208,7 @@ class Counting:
             count(plan, seeds, number, sent, edges)
             _add(sent, "gradients", self._gradients(plan))
         sizes = [footprint(plan.schema, p, self._work) for p in plan.partitions]
-        return self._row(name, sent, sizes, edges, plan.replication_factor())
+        return self._row(name, sent, sizes, edges, plan.replication_factor(), plan.boundary_nodes)
 
     def _gradients(self, plan: Plan | None) -> float:
         """Bytes of gradients in a step; without a plan every worker has all parameters."""
@@ -308,7 +312,7 @@ class Counting:
         _add(sent, "gradients", self.steps * self._gradients(None))
         sizes, stored = self._stored(owner)
         return self._row(name, sent, sizes, edges, float(stored.sum()) / max(
-            sum(self._store.schema.node_counts.values()), 1))
+            sum(self._store.schema.node_counts.values()), 1), *self._crossing(owner))
 
     def _count_remote(self, batch: MiniBatch, owner: Owner, part: int, sent: Counter[str]) -> None:
         """Input rows, and rows whose in-edges are drawn, that another part owns."""
@@ -354,12 +358,26 @@ class Counting:
             halo += seen.sum(1)
         return halo
 
+    def _crossing(self, owner: Owner) -> tuple[int, int]:
+        """Nodes with neighbours in other parts, of the part that has most; edges between parts."""
+        schema, cut = self._store.schema, 0
+        boundary = {t: np.zeros(n, bool) for t, n in schema.node_counts.items()}
+        for relation in schema.relations:
+            csc = copied(relation, self._store.relation(relation), schema.node_counts[relation.src])
+            rows = np.repeat(np.arange(len(owner[relation.dst])), np.diff(csc.indptr))
+            away = owner[relation.src][csc.indices] != owner[relation.dst][rows]
+            boundary[relation.src][csc.indices[away]] = boundary[relation.dst][rows[away]] = True
+            cut += int(away.sum())
+        of_parts = sum(np.bincount(owner[t][there], minlength=self._request.parts)
+                       for t, there in boundary.items())
+        return int(np.max(of_parts)), cut
+
     def _row(self, name: str, sent: Counter[str], sizes: Sequence[float], edges: np.ndarray,
-             replication: float) -> Partitioning:
+             replication: float, boundary: int, cut: int | None = None) -> Partitioning:
         return Partitioning(
             name, {cause: int(n * self._per_epoch) for cause, n in sent.items()},
             int(max(sizes)), max(sizes) / max(float(np.mean(sizes)), 1.0),
-            float(edges.max() / max(edges.mean(), 1.0)), replication)
+            float(edges.max() / max(edges.mean(), 1.0)), replication, boundary, cut)
 
 
 def _add(sent: Counter[str], cause: str, size: float) -> None:

@@ -36,7 +36,7 @@ def aggregated_first(rows: float, edges: float, destinations: float, own: float,
 
 
 STEP, FILL, READ, SCORE, SUM = 0.18, 4.0, 2.2, 0.375, 0.5
-"""Nanoseconds, forward and backward with what autograd adds, as scripts/bench/attention.py measures
+"""Nanoseconds, forward and backward with what autograd adds, as scripts/bench/kernels.py measures
 them in whole: to multiply a number by a column of a weight; per number of a product, which is
 written with its gradient; per number of an edge's feature row, which is read twice; that, per head;
 and per number of an edge's row of a product."""

@@ -67,7 +67,7 @@ def show_on_gpus(systems: Sequence[Estimate], gpu: Mapping[str, Any], out: Conso
 def show_comparison(comparison: Comparison, work: Workload, out: Console) -> None:
     """Methods of partitioning side by side."""
     causes = ("partials", "features", "learnable", "sampling", "gradients")
-    numbers = ("total", *causes, "memory", "balance", "replication")
+    numbers = ("total", *causes, "memory", "balance", "replication", "boundary", "cut edges")
     rows = table("method", *numbers, title="Predicted: MB per epoch on the network, by cause",
                  right=numbers)
     for method in comparison.methods:
@@ -79,10 +79,13 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
             *(f"{method.bytes_per_epoch.get(c, 0) / 1e6:,.1f}" for c in causes),
             human_bytes(method.memory_bytes),
             f"{method.memory_balance:.2f}, {method.edge_balance:.2f}",
-            "–" if method.replication_factor is None else f"{method.replication_factor:.2f}")
-    PlainConsole(width=max(out.width, 114)).print(rows)  # a long line beats a folded number
+            "–" if method.replication_factor is None else f"{method.replication_factor:.2f}",
+            f"{method.boundary_nodes:,}",
+            "–" if method.cut_edges is None else f"{method.cut_edges:,}")
+    PlainConsole(width=max(out.width, 140)).print(rows)  # a long line beats a folded number
     out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
-              "sampled edges", style="dim", highlight=False)
+              "sampled edges; boundary: nodes with neighbours in other partitions, of the one that "
+              "has most", style="dim", highlight=False)
     for method in comparison.methods:
         if method.missing is not None:
             out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)

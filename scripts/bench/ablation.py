@@ -1,19 +1,25 @@
 """What each part of plugins/hifuse brings, alone and together, as HiFuse's Fig. 9 shows it.
 
     python scripts/bench/ablation.py                    # five shapes, two models, 15 minutes
+    python scripts/bench/ablation.py --shapes synthetic-mag:scale=0.05 --models rgcn --cores 2 1 \
+        --configurations reorganised "reorganised + pipeline" --set train.threads=1
 
-One worker trains on a synthetic shape with both cores. One process per shape and model has an
-engine for every configuration; they train the same passes in turns, each round in another order.
-The first round compiles and warms up, and is not counted.
+One worker trains on a synthetic shape. One process per shape, model and number of cores, to which
+it is bound, has an engine for every configuration; they train the same passes in turns, each round
+in another order. The first round compiles and warms up, and is not counted. Configurations with the
+same kernel must have the same losses, bit for bit.
 
 - reference: PyTorch's operators, relation by relation, one sampling thread, batches on demand.
 - reorganised: the kernel `fused`, which reads the rows of a type where they lie.
 - merged: the kernel `merged`, all relations of a layer in one pass.
 - threads: the reference, relations sampled side by side on two threads.
 - pipeline: the reference, batches made ahead.
-- merged + threads, merged + pipeline, all: together.
+- reorganised + pipeline, merged + threads, merged + pipeline, all: together.
 
-Stages are what training waited for (sample, fetch) and did (forward, backward, update). Operators
+Stages are what training waited for (sample, fetch) and did (forward, backward, update). Of batches
+made ahead: `hidden` is what sampling and reading took where nothing ran beside them, without what
+training still waited for, and `gained` the time that a step got shorter, both in shares of the
+former. Operators
 are those of PyTorch that a training step calls, by torch.profiler: what Fig. 8 and 11 count on a
 GPU as kernels. Fig. 10 (processor ÷ GPU time) and Table 3 (throughput of a GPU kernel) need a GPU.
 """
@@ -23,12 +29,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from common import CLI, finish, machine, markdown, parser, run_child, spread, work_dir
+from common import CLI, Column, finish, machine, parser, run_child, table, work_dir
 
 TORCH, ONE, DEMAND = "train.kernel=torch", "train.sampling_threads=1", "train.batches=on-demand"
 FUSED, MERGED = "train.kernel=fused", "train.kernel=merged"
@@ -37,8 +43,16 @@ CONFIGURATIONS = {
     "reference": (TORCH, ONE, DEMAND), "reorganised": (FUSED, ONE, DEMAND),
     "merged": (MERGED, ONE, DEMAND), "threads": (TORCH, TWO, DEMAND),
     "pipeline": (TORCH, ONE, AHEAD), "merged + threads": (MERGED, TWO, DEMAND),
-    "merged + pipeline": (MERGED, ONE, AHEAD), "all": (MERGED, TWO, AHEAD)}
+    "merged + pipeline": (MERGED, ONE, AHEAD), "all": (MERGED, TWO, AHEAD),
+    "reorganised + pipeline": (FUSED, ONE, AHEAD)}
+BY_DEFAULT = [name for name in CONFIGURATIONS if name != "reorganised + pipeline"]
 STAGES = ("sample", "fetch", "forward", "backward", "update")
+BY = ("graph", "model", "cores", "configuration")
+COLUMNS = (Column("ms a step", "seconds", 1e3, 1), Column("first ÷ this", "faster"),
+           *(Column(stage, f"stages/{stage}", 1e3, 1) for stage in STAGES),
+           Column("operators", "operators", digits=0),
+           Column("waited for batches", "waited", 1e3, 1),
+           Column("hidden, %", "hidden", 100, 0), Column("gained, %", "gained", 100, 0))
 SHAPES = {"aifb": "synthetic-aifb", "mutag": "synthetic-mutag", "bgs": "synthetic-bgs",
           "am": "synthetic-am:scale=0.25", "freebase": "synthetic-freebase:scale=0.05"}
 QUICK = {"aifb": "synthetic-aifb:scale=0.1", "mutag": "synthetic-mutag:scale=0.1"}
@@ -46,18 +60,22 @@ QUICK = {"aifb": "synthetic-aifb:scale=0.1", "mutag": "synthetic-mutag:scale=0.1
 
 def child(job: dict[str, Any]) -> None:
     """Train passes in turns, and print what they took."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:job["cores"]]))
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.nn import kernel_in_use, use_kernel
     from dgl_heta.partition.directory import open_partition
     from dgl_heta.settings import load_settings
+    from dgl_heta.training.caches import attach
     from dgl_heta.training.setup import build_engine
 
     store, plan = open_partition(job["partition"])
     engines, kernels = {}, {}
-    for name, own in CONFIGURATIONS.items():
-        settings = load_settings(None, [*job["settings"], *own], {})
+    for name in job["configurations"]:
+        settings = load_settings(None, [*job["settings"], *job["also"].get(
+            name, CONFIGURATIONS.get(name, ()))], {})
         engines[name] = build_engine(store, plan, settings, plugins().configured(settings))
         kernels[name] = kernel_in_use()  # of the process
+        attach(engines[name], plugins(), Path(job["partition"]) / "profiles")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     names = list(engines)
     for number in range(job["rounds"] + 1):
@@ -69,8 +87,12 @@ def child(job: dict[str, Any]) -> None:
             started = time.perf_counter()
             losses = [float(totals[0]) for totals in engine.train(steps, number << 20)]
             seconds = time.perf_counter() - started
-            found[name].append({"seconds": seconds / len(steps), "loss": losses[-1], "stages": {
-                stage: engine.seconds.get(stage, 0.0) / len(steps) for stage in STAGES}})
+            making = engine.loading.making
+            found[name].append({
+                "seconds": seconds / len(steps), "losses": losses, "stages": {
+                    stage: engine.seconds.get(stage, 0.0) / len(steps) for stage in STAGES},
+                **{when: sum(getattr(making, when).values()) / len(steps)
+                   for when in ("worked", "waited")}})
     operators = {}
     for name, engine in engines.items():
         use_kernel(kernels[name])
@@ -102,12 +124,20 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=1024, help="default: 1024")
     options.add_argument("--fanouts", default="25,20", help="default: 25,20")
     options.add_argument("--hidden", type=int, default=64, help="default: 64")
+    options.add_argument("--cores", nargs="+", type=int, default=[2], metavar="N",
+                         help="cores that a process is bound to (default: 2)")
+    options.add_argument("--configurations", nargs="+", choices=list(CONFIGURATIONS),
+                         default=BY_DEFAULT, metavar="NAME", help="ratios are to the first one")
+    options.add_argument("--also", nargs="+", default=[], metavar="NAME=SETTING,…",
+                         help="configurations of one's own, such as cached=cache.policy=hotness")
+    options.add_argument("--set", action="append", default=[], help="any other setting")
     options.add_argument("--child", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.child:
         child(json.loads(args.child))
     known = QUICK if args.quick else SHAPES
     rounds, steps = args.rounds or (1 if args.quick else 5), args.steps or (2 if args.quick else 6)
+    also = {name: sets.split(",") for name, _, sets in (x.partition("=") for x in args.also)}
     before = machine()
     rows: list[dict[str, Any]] = []
     with work_dir(args) as temp:
@@ -118,34 +148,43 @@ def main() -> None:
             for model in args.models:
                 settings = [f"model.name={model}", f"model.hidden={args.hidden}",
                             f"train.batch_size={args.batch}", f"train.fanouts={args.fanouts}",
-                            "train.device=cpu"]
-                made = run_child([sys.executable, __file__, "--child", json.dumps(
-                    {"partition": str(out), "settings": settings, "steps": steps,
-                     "rounds": rounds})], f"{shape}, {model}").result
-                rows.append({"graph": shape, "model": model, **made})
+                            "train.device=cpu", *args.set]
+                for cores in args.cores:
+                    made = run_child([sys.executable, __file__, "--child", json.dumps(
+                        {"partition": str(out), "settings": settings, "steps": steps,
+                         "cores": cores, "configurations": [*args.configurations, *also],
+                         "also": also,
+                         "rounds": rounds})], f"{shape}, {model}, {cores} cores").result
+                    rows += [{"graph": shape, "model": model, "cores": cores, **row}
+                             for row in rows_of(made["runs"], made["operators"])]
     head = (f"Batch {args.batch}, fanouts {args.fanouts}, hidden {args.hidden}, {rounds} rounds of "
             f"passes of at most {steps} steps. Median (least–largest).")
-    finish(args, "Ablation", [head, *tables(rows)], {"rows": rows}, before)
+    finish(args, "Ablation", [head, table(rows, BY, COLUMNS)], {"rows": rows}, before)
 
 
-def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """Reference ÷ configuration; stages of the reference and of all; operators."""
-    speed, stages = [], []
-    for row in rows:
-        reference = row["runs"]["reference"]
-        speed.append([row["graph"], row["model"],
-                      f"{1e3 * statistics.median(run['seconds'] for run in reference):.1f}", *(
-                          spread([a["seconds"] / b["seconds"] for a, b in zip(reference, runs)])
-                          for name, runs in row["runs"].items() if name != "reference")])
-        stages += [[row["graph"], row["model"], name, *(
-            f"{1e3 * statistics.median(run['stages'][stage] for run in row['runs'][name]):.1f}"
-            for stage in STAGES), str(row["operators"][name])]
-            for name in ("reference", "reorganised", "merged", "all")]
-    return ["Milliseconds of a step with the reference; reference ÷ the others:",
-            markdown(["graph", "model", "reference, ms",
-                      *(name for name in CONFIGURATIONS if name != "reference")], speed),
-            "Milliseconds of a step by stage, and PyTorch's operators of a step:",
-            markdown(["graph", "model", "configuration", *STAGES, "operators"], stages)]
+def rows_of(runs: dict[str, list[dict[str, Any]]], operators: dict[str, int]
+            ) -> list[dict[str, Any]]:
+    """A row for each configuration and round, with ratios to the first configuration."""
+    rows: list[dict[str, Any]] = []
+    by_kernel: dict[str, list[Any]] = {}
+    first = next(iter(runs))
+    for name, own in runs.items():
+        kernel, threads, source = CONFIGURATIONS.get(name, ("", "", ""))
+        losses = [run.pop("losses") for run in own]
+        if by_kernel.setdefault(kernel or name, losses) != losses:
+            sys.exit(f"error: '{name}' has other losses than the same kernel without it")
+        without = next((runs[n] for n, sets in CONFIGURATIONS.items()
+                        if n in runs and sets == (kernel, threads, DEMAND)), None)
+        for number, run in enumerate(own):
+            row = {"configuration": name, "operators": operators[name], **run,
+                   "faster": runs[first][number]["seconds"] / run["seconds"],
+                   "fewer": 1 - operators[name] / operators[first]}
+            if source == AHEAD and without is not None:
+                alone = without[number]
+                row["hidden"] = 1 - run["waited"] / alone["worked"]
+                row["gained"] = (alone["seconds"] - run["seconds"]) / alone["worked"]
+            rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import finish, machine, markdown, memory_mb, parser, progress, work_dir
+from common import Column, finish, machine, memory_mb, parser, progress, table, work_dir
 from dgl_heta_catgnn import EdgeStream
 from dgl_heta_catgnn.memory import footprint, row_bytes
 from dgl_heta_catgnn.training.batches import loss_of
@@ -49,6 +49,14 @@ from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.graph_input import open_input
 from dgl_heta.partition.request import make_request
 
+BY = ("graph", "model", "way", "hops", "sync_every", "parts")
+COLUMNS = (Column("replication factor", "factor"), Column("test accuracy", "test_acc", digits=4),
+           Column("from one process", "difference", digits=4),
+           Column("judged on the whole graph", "whole", digits=4),
+           Column("judged on the parts", "own", digits=4),
+           Column("bytes an epoch", "sent", digits=0),
+           Column("estimated MB", "estimated", 1e-6, 1), Column("measured MB", "measured", 1e-6, 1),
+           Column("measured ÷ estimated", "ratio"))
 TABLES = ("models", "hops", "sync", "curves", "memory")
 
 
@@ -84,18 +92,17 @@ class Bench:
                 "epochs": self.args.epochs, "sync_every": 1, "full_batch": True, "whole": True,
                 "full": True, "keep": True, **given}
 
-    def train(self, graph: str, parts: int, model: str, hops: int = 1, **given: Any
+    def train(self, table: str, graph: str, parts: int, model: str, **given: Any
               ) -> dict[str, Any]:
-        progress(f"{graph}, {parts} parts, {model}, {hops} hops {given or ''}")
-        made, started = self.parts(graph, parts, max(hops, 1)), time.perf_counter()
-        found = train(made, self.job(model, full=hops > 0, **given), Comm(Traffic()),
-                      lambda event: None)
-        run = {"graph": graph, "parts": parts, "model": model, "hops": hops, **given, **found,
-               "seconds": time.perf_counter() - started}
+        progress(f"{graph}, {parts} parts, {model} {given or ''}")
+        made, started = self.parts(graph, parts), time.perf_counter()
+        found = train(made, self.job(model, **given), Comm(Traffic()), lambda event: None)
+        run = {"table": table, "graph": graph, "parts": parts, "model": model, **given, **found,
+               "factor": self.factors[graph, parts, 1], "seconds": time.perf_counter() - started}
         self.runs.append(run)
         return run
 
-    def last(self, graph: str, parts: int, hops: int) -> tuple[float, float]:
+    def last(self, graph: str, parts: int, hops: int) -> None:
         """Test accuracy of GraphSAGE after the last epoch: on the whole graph, on the parts."""
         progress(f"{graph}, {parts} parts, {hops} hops")
         made = self.parts(graph, parts, max(hops, 1))
@@ -104,9 +111,9 @@ class Bench:
             pass
         whole, own = (evaluate(made, turns.averaged(), turns.world, full=hops > 0,
                                whole=on_all)["test"] for on_all in (True, False))
-        self.runs.append({"graph": graph, "parts": parts, "hops": hops, "whole": whole,
-                          "own": own})
-        return whole, own
+        self.runs.append({"table": "hops", "graph": graph, "parts": parts, "hops": hops,
+                          "whole": whole, "own": own,
+                          "factor": self.factors.get((graph, parts, hops))})
 
 
 def alone(parts: TrainingParts) -> float:
@@ -125,81 +132,51 @@ def alone(parts: TrainingParts) -> float:
 
 
 def models(bench: Bench) -> str:
-    rows = []
-    for graph in bench.args.graphs:
-        for model in bench.args.models:
-            found = [bench.train(graph, p, model)["test_acc"] for p in (1, *bench.args.parts)]
-            rows.append([graph, model, *(f"{x:.4f}" for x in found),
-                         f"{max(abs(x - found[0]) for x in found):.4f}"])
-    factors = [f"{graph}: " + ", ".join(f"{bench.factors[graph, p, 1]:.2f}" for p in
-                                        bench.args.parts) for graph in bench.args.graphs]
-    return markdown(["graph", "model", "one process", *(f"{p} parts" for p in bench.args.parts),
-                     "largest difference"], rows) + (
-        f"\n\nFull-batch, {bench.args.epochs} epochs, one seed. Replication factors: "
-        f"{'; '.join(factors)}. A linear layer on a node's own features: " + "; ".join(
-            f"{graph}: {alone(bench.parts(graph, 1)):.4f}" for graph in bench.args.graphs) + ".")
+    for graph, model, p in product(bench.args.graphs, bench.args.models, (1, *bench.args.parts)):
+        bench.train("models", graph, p, model)
+    return (f"Full-batch, {bench.args.epochs} epochs, one seed; 1 part is one process. A linear "
+            "layer on a node's own features: " + "; ".join(
+                f"{graph}: {alone(bench.parts(graph, 1)):.4f}" for graph in bench.args.graphs))
 
 
 def hops(bench: Bench) -> str:
-    rows = []
     p = bench.args.parts[len(bench.args.parts) // 2]
     for graph in bench.args.graphs:
-        one = bench.last(graph, 1, 1)[0]
+        bench.last(graph, 1, 1)
         for k in (0, 1, 2, 3):
-            whole, own = bench.last(graph, p, k)
-            rows.append([graph, str(k) if k else "torn", f"{bench.factors[graph, p, k]:.2f}"
-                         if k else "-", f"{own:.4f}", f"{whole:.4f}", f"{one:.4f}"])
-    return markdown(["graph", "hops of neighbours", "replication factor", "judged on the parts",
-                     "judged on the whole graph", "one process"], rows) + (
-        f"\n\nGraphSAGE with two layers, {p} parts, full-batch, one seed, after the last epoch.")
+            bench.last(graph, p, k)
+    return ("GraphSAGE with two layers, full-batch, one seed, after the last epoch; 0 hops: torn "
+            "neighbour lists.")
 
 
 def sync(bench: Bench) -> str:
-    rows, args = [], bench.args
-    for graph in args.graphs:
-        one = [bench.train(graph, 1, "sage", seed=s, epochs=args.long)["test_acc"]
-               for s in range(args.seeds)]
-        mean, sd = statistics.mean(one), statistics.stdev(one)
-        rows.append([graph, "one process", f"{mean:.4f} ± {sd:.4f}", "", "", ""])
+    args = bench.args
+    for graph, seed in product(args.graphs, range(args.seeds)):
+        one = bench.train("sync", graph, 1, "sage", seed=seed, epochs=args.long)["test_acc"]
         for every in args.sync:
-            found = [bench.train(graph, args.parts[0], "sage", seed=s, sync_every=every,
-                                 epochs=args.long)["test_acc"] for s in range(args.seeds)]
-            apart = statistics.mean(found) - mean
-            rows.append([graph, str(every), f"{statistics.mean(found):.4f} ± "
-                         f"{statistics.stdev(found):.4f}", f"{apart:+.4f}",
-                         "yes" if abs(apart) <= sd else "no",
-                         str(-(-args.long // every))])
-    return markdown(["graph", "epochs between averages", "test accuracy", "from one process",
-                     "within its standard deviation", "averages"], rows) + (
-        f"\n\nGraphSAGE, {args.parts[0]} parts, {args.long} epochs, full-batch, {args.seeds} "
-        "seeds.")
+            run = bench.train("sync", graph, args.parts[0], "sage", seed=seed, sync_every=every,
+                              epochs=args.long)
+            run["difference"] = run["test_acc"] - one
+    return f"GraphSAGE, {args.long} epochs, full-batch; 1 part is one process."
 
 
 def curves(bench: Bench) -> str:
-    args, rows, sent = bench.args, [], []
-    shown = sorted({*range(5, args.epochs + 1, 5), args.epochs})
+    args = bench.args
     p = args.parts[0]
-    for graph in args.graphs:
-        for model in ("sage", "gcn", "gat"):
-            found = bench.train(graph, p, model, full_batch=False)
-            averaged = {m["epoch"]: m["test_acc"] for m in found["metrics"] if "test_acc" in m}
-            progress(f"{graph}, {p} workers, {model}, DDP")
-            ddp, steps, size = synchronous(bench, graph, p, model)
-            for name, curve in (("averages", averaged), ("DDP", ddp)):
-                rows.append([graph, model, name, *(f"{curve[e]:.4f}" for e in shown)])
-            bench.runs.append({"graph": graph, "model": model, "ddp": ddp, "averages": averaged})
-            one = 2 * size * (p - 1) / p
-            sent.append([graph, model, f"{size:,}", f"{one:,.0f}", f"{one * steps:,.0f}",
-                         f"{steps}×"])
-    return "\n\n".join([
-        markdown(["graph", "model", "", *(f"epoch {e}" for e in shown)], rows),
-        f"Test accuracy by epoch: {p} workers, batches of {args.batch} training nodes, 10 and 10 "
-        "neighbours.",
-        markdown(["graph", "model", "bytes of the model", "averages: bytes an epoch",
-                  "DDP: bytes an epoch", "DDP ÷ averages"], sent),
-        f"Bytes that each of {p} workers sends for parameters, averaged once an epoch: "
-        "2 (p - 1) / p of the model, as a ring does. DDP sends that at each step, and DistDGL "
-        "features and edges of other parts besides."])
+    for graph, model in product(args.graphs, ("sage", "gcn", "gat")):
+        found = bench.train("curves", graph, p, model, full_batch=False)
+        progress(f"{graph}, {p} workers, {model}, DDP")
+        ddp, steps, size = synchronous(bench, graph, p, model)
+        one = 2 * size * (p - 1) / p
+        averages = {m["epoch"]: m["test_acc"] for m in found["metrics"] if "test_acc" in m}
+        found |= {"way": "averages", "sent": one, "epoch": averages}
+        bench.runs.append({"table": "curves", "graph": graph, "parts": p, "model": model,
+                           "way": "DDP", "sent": one * steps, "test_acc": max(ddp.values()),
+                           "epoch": ddp})
+    return (f"Batches of {args.batch} training nodes, 10 and 10 neighbours. Bytes that each of {p} "
+            "workers sends for parameters, averaged once an epoch: 2 (p - 1) / p of the model, as "
+            "a ring does. DDP sends that at each step, and DistDGL features and edges of other "
+            "parts besides.")
 
 
 def synchronous(bench: Bench, graph: str, p: int, model: str
@@ -249,7 +226,6 @@ def first_steps(model: str, bench: Bench, parts: TrainingParts) -> None:
 
 def memory(bench: Bench) -> str:
     """Growth of resident memory in a child's first epochs, largest part."""
-    rows = []
     for graph in bench.args.graphs:
         parts = bench.parts(graph, bench.args.parts[0])
         largest = max(range(len(parts.parts)), key=lambda i: parts.parts[i].edges)
@@ -275,12 +251,12 @@ def memory(bench: Bench) -> str:
                 os.write(write, f"{memory_mb()['VmHWM'] - before:.1f}".encode())
                 os._exit(0)
             os.waitpid(child, 0)
-            measured = float(os.read(read, 100))
-            rows.append([graph, model, f"{estimate / 1e6:.1f}", f"{measured:.1f}",
-                         f"{measured * 1e6 / estimate:.2f}"])
-    return markdown(["graph", "model", "estimated MB", "measured MB", "measured ÷ estimated"],
-                    rows) + (f"\n\nThe largest of {bench.args.parts[0]} parts, full-batch, hidden "
-                             f"width {bench.args.hidden}: growth of a process's resident memory.")
+            measured = float(os.read(read, 100)) * 1e6
+            bench.runs.append({"table": "memory", "graph": graph, "parts": bench.args.parts[0],
+                               "model": model, "estimated": estimate, "measured": measured,
+                               "ratio": measured / estimate})
+    return (f"The largest part, full-batch, hidden width {bench.args.hidden}: growth of a "
+            "process's resident memory.")
 
 
 def main() -> None:
@@ -308,9 +284,10 @@ def main() -> None:
     before = machine()
     with work_dir(args) as temp:
         bench = Bench(args, temp)
-        tables = {name: globals()[name](bench) for name in args.tables}
-    finish(args, "Model averaging on parts", [f"### {name}\n\n{text}" for name, text
-                                              in tables.items()], {"runs": bench.runs}, before)
+        said = {name: globals()[name](bench) for name in args.tables}
+    tables = [f"### {name}\n\n" + table([r for r in bench.runs if r["table"] == name], BY, COLUMNS)
+              + f"\n\n{text}" for name, text in said.items()]
+    finish(args, "Model averaging on parts", tables, {"rows": bench.runs}, before)
 
 
 if __name__ == "__main__":

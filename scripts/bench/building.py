@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import finish, machine, markdown, parser, progress, run_child, spread, work_dir
+from common import Column, finish, machine, parser, progress, run_child, table, work_dir
 
 FILE = 1 << 24
+COLUMNS = (Column("seconds", "seconds", digits=1),
+           Column("peak MB of a worker", "peak_mb", digits=0),
+           Column("disk GB at most", "disk", 1e-9))
 
 
 def write_files(edges: int, files: Path) -> None:
@@ -111,16 +114,10 @@ def main() -> None:
         given = size(temp / "files")
     if any(run["sums"] != runs[0]["sums"] for run in runs):
         sys.exit("error: the stores differ")
-    rows = []
-    for workers in args.workers:
-        own = [run for run in runs if run["workers"] == workers]
-        rows.append([str(workers), spread([run["seconds"] for run in own], 1),
-                     f"{max(run['peak_mb'] for run in own):,.0f}",
-                     f"{max(run['disk'] for run in own) / 1e9:.2f}"])
-    table = markdown(["workers", "seconds", "peak MB of a worker", "disk GB at most"], rows)
     finish(args, f"Building: {args.edges} million edges", [
         f"Edge files {given / 1e9:.2f} GB, the store {runs[0]['bytes'] / 1e9:.2f} GB; imports "
-        f"alone take {idle.peak_mb:.0f} MB.", table], {"runs": runs}, before)
+        f"alone take {idle.peak_mb:.0f} MB.", table(runs, ("workers",), COLUMNS)],
+        {"runs": runs}, before)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Cache policies: epoch time and hit rate against capacity, features larger than memory.
 
-    python scripts/bench/cache.py --plot cache.svg                  # all of it, about 40 minutes
+    python scripts/bench/cache.py                                   # all of it, about 40 minutes
     python scripts/bench/cache.py --graph donor --capacities 1      # one shape, one capacity
+
+Epoch and hit rate as pictures: `paper.py heta-fig11 heta-fig12`.
 
 One worker trains R-GCN in a memory control group that holds the process and a quarter of its
 features (`--share`); learnable features are in files, too. So the slow tier are memory-mapped
@@ -23,12 +25,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import CLI, finish, machine, markdown, parser, progress, run_child, spread, work_dir
+from common import CLI, Column, finish, machine, parser, progress, run_child, table, work_dir
 
 GRAPHS = {"donor": "synthetic-donor:scale=0.04", "mag240m": "synthetic-mag240m:scale=0.005"}
 POLICIES = ("degree", "hotness", "miss_penalty", "density", "fifo", "clock")
 GROUP = Path("/sys/fs/cgroup/memory/dgl-heta-bench")
 BATCH = {"donor": 512, "mag240m": 128}
+COLUMNS = (Column("s/epoch", "seconds"), Column("of it fetching", "fetch"),
+           Column("times as fast as none", "faster"),
+           Column("rows in the cache, %", "found", 100, 0),
+           Column("times as fast as hotness", "hotness"))
+OF_TYPES = (Column("rows in the cache, %", "hits", 100, 0),
+            Column("a miss, ns per byte", "penalty", 1e9, 1))
 SLACK_MB = 200  # of the limit, beside what the process needs and the share of its features
 
 
@@ -135,84 +143,44 @@ class Bench:
         return [{k: v for k, v in run.items() if k != "losses"} for run in runs]
 
 
-def hit_rate(run: dict[str, Any]) -> float:
-    """Rows found in the cache, of all rows that are read."""
-    reads = sum(c["reads"] for c in run["cache"].values())
-    return sum(c["hits"] for c in run["cache"].values()) / reads if reads else 0.0
-
-
-def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
-    """The report on one graph."""
-    args, parts = bench.args, []
+def rows_of(bench: Bench, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each run, and one for each node type that it caches."""
     rows = []
-    plain = [statistics.median(r["seconds"]) for r in runs if r["policy"] == "none"]
-    fetched = [statistics.median(r["fetch"]) for r in runs if r["policy"] == "none"]
-    rows.append(["none", "0", spread(plain), spread(fetched), "1", "-", ""])
-    for share in args.capacities:
-        of = {p: [r for r in runs if r["policy"] == p and r["share"] == share]
-              for p in args.policies}
-        for policy, group in of.items():
-            versus = ""
-            if "hotness" in of:
-                ratios = [statistics.median(h["seconds"]) / statistics.median(r["seconds"])
-                          for h, r in zip(of["hotness"], group)]
-                versus = spread(ratios)
-            rows.append([policy, f"{share * args.share * bench.bytes / 1e6:,.0f}",
-                         spread([statistics.median(r["seconds"]) for r in group]),
-                         spread([statistics.median(r["fetch"]) for r in group]),
-                         spread([r["speedup"] for r in group]),
-                         f"{statistics.median(map(hit_rate, group)):.1%}", versus])
+    for run in runs:
+        mb = run["share"] * bench.args.share * bench.bytes / 1e6
+        row = {"graph": bench.name, "policy": run["policy"], "capacity, MB": f"{mb:,.0f}",
+               "seconds": statistics.median(run["seconds"]),
+               "fetch": statistics.median(run["fetch"]), "faster": run.get("speedup", 1.0)}
+        hot = next((r for r in runs if r["policy"] == "hotness" and
+                    (r["round"], r["share"]) == (run["round"], run["share"])), None)
+        if hot is not None:
+            row["hotness"] = statistics.median(hot["seconds"]) / row["seconds"]
+        reads = sum(c["reads"] for c in run["cache"].values())
+        if reads:
+            row["found"] = sum(c["hits"] for c in run["cache"].values()) / reads
+        rows.append(row)
+        rows += [{**{k: row[k] for k in ("graph", "policy", "capacity, MB")}, "type": ntype,
+                  "hits": of["hits"] / max(of["reads"], 1), "penalty": run["penalties"].get(ntype)}
+                 for ntype, of in run["cache"].items()]
+    return rows
+
+
+def report(bench: Bench, runs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The report on one graph."""
+    args, by = bench.args, ("policy", "capacity, MB")
     limit = f"limit {bench.limit / 1e6:,.0f} MB" if bench.limited else "no limit of memory"
-    parts.append(
+    profiled = [r["profile_seconds"] for r in runs if r["policy"] != "none"][:1]
+    whole = runs[0]["whole"]
+    epoch = statistics.median(
+        s for r in runs if r["policy"] == "none" for s in r["seconds"]) * whole / args.steps
+    return (
         f"### {bench.name}: {bench.spec}\n\nFeatures {bench.bytes / 1e6:,.0f} MB, {limit} (process "
         f"{bench.base_mb:,.0f} MB), rows below the cache {runs[0]['reads']}; {args.rounds} rounds "
         f"of {args.epochs} epochs of {args.steps} steps of {bench.batch} seeds. Median "
-        "(least–largest).\n\n" + markdown(
-            ["policy", "capacity, MB", "s/epoch", "of it fetching", "times as fast as none",
-             "rows in the cache", "times as fast as hotness"], rows))
-    profiled = [r["profile_seconds"] for r in runs if r["policy"] != "none"][:1]
-    whole = runs[0]["whole"]
-    epoch = statistics.median(plain) * whole / args.steps
-    if profiled:
-        parts.append(f"The first profile took {profiled[0]:.2f} s, {profiled[0] / epoch:.2f} "
-                     f"of a whole epoch ({whole} steps) without a cache. Penalties, ns per byte: "
-                     + ", ".join(f"{t} {p * 1e9:.1f}" for t, p in next(
-                         r["penalties"] for r in runs if r["policy"] != "none").items()) + ".")
-    return parts
-
-
-def plot(results: dict[str, tuple[Bench, list[dict[str, Any]]]], path: Path) -> None:
-    """Epoch time and hit rate against capacity, a row per graph."""
-    from matplotlib.figure import Figure
-
-    from dgl_heta.report.text import PALETTE
-
-    figure = Figure(figsize=(10, 3.3 * len(results)), layout="constrained")
-    for row, (name, (bench, runs)) in enumerate(results.items()):
-        left = figure.add_subplot(len(results), 2, 2 * row + 1)
-        right = figure.add_subplot(len(results), 2, 2 * row + 2)
-        base = statistics.median(statistics.median(r["seconds"]) for r in runs
-                                 if r["policy"] == "none")
-        left.axhline(base, color="#7b8794", linestyle="--", label="none")
-        for colour, policy in zip(PALETTE, bench.args.policies):
-            shares = sorted({r["share"] for r in runs if r["policy"] == policy})
-            xs = [s * bench.args.share * 100 for s in shares]
-            groups = [[r for r in runs if r["policy"] == policy and r["share"] == s]
-                      for s in shares]
-            left.plot(xs, [statistics.median(statistics.median(r["seconds"]) for r in group)
-                           for group in groups], marker="o", color=colour, label=policy)
-            right.plot(xs, [statistics.median(map(hit_rate, group)) for group in groups],
-                       marker="o", color=colour, label=policy)
-        left.set_ylim(0)
-        right.set_ylim(0, 1)
-        left.set_ylabel("seconds per epoch")
-        right.set_ylabel("rows found in the cache")
-        left.set_title(name, loc="left")
-        for ax in (left, right):
-            ax.set_xlabel("capacity, % of all features")
-            ax.spines[["top", "right"]].set_visible(False)
-        left.legend(frameon=False, fontsize=8)
-    figure.savefig(path)
+        "(least–largest).\n\n" + table([r for r in rows if "type" not in r], by, COLUMNS)
+        + "\n\n" + table([r for r in rows if "type" in r], (*by, "type"), OF_TYPES)
+        + "".join(f"\n\nThe first profile took {s:.2f} s, {s / epoch:.2f} of a whole epoch "
+                  f"({whole} steps) without a cache." for s in profiled))
 
 
 def _make_group() -> bool:
@@ -229,7 +197,7 @@ def _set_limit(limit: int | None) -> None:
 
 
 def main() -> None:
-    options = parser(__doc__, "scripts/bench/cache.py --plot cache.svg")
+    options = parser(__doc__, "scripts/bench/cache.py --graph donor")
     options.add_argument("--graph", action="append", help="donor, mag240m or any data set")
     options.add_argument("--policies", nargs="+", default=list(POLICIES))
     options.add_argument("--capacities", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0],
@@ -243,7 +211,6 @@ def main() -> None:
     options.add_argument("--batch-size", type=int,
                       help="default: 512, of mag240m 128")
     options.add_argument("--presample", type=float, default=0.5, help="epochs of pre-sampling")
-    options.add_argument("--plot", type=Path)
     options.add_argument("--child", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.child:
@@ -252,19 +219,18 @@ def main() -> None:
         args.rounds, args.epochs, args.steps = 1, 1, 2
         args.capacities, args.policies = [1.0], ["hotness", "miss_penalty"]
     before = machine()
-    parts, results, data = [], {}, {}
+    parts, rows, data = [], [], {}
     with work_dir(args) as directory:
         for name in args.graph or list(GRAPHS):
             bench = Bench(args, name, directory)
             runs = bench.all()
-            parts += tables(bench, runs)
-            results[name] = bench, runs
+            own = rows_of(bench, runs)
+            parts.append(report(bench, runs, own))
+            rows += own
             data[name] = {"bytes": bench.bytes, "limit": bench.limit, "runs": runs}
-        if args.plot:
-            plot(results, args.plot)
     if GROUP.exists():
         GROUP.rmdir()
-    finish(args, "Cache policies", parts, {"graphs": data}, before)
+    finish(args, "Cache policies", parts, {"rows": rows, "graphs": data}, before)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,23 @@ from __future__ import annotations
 
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import CLI, SYSTEMS_DIR, finish, machine, markdown, parser, progress, work_dir
+from common import (
+    CLI,
+    SYSTEMS_DIR,
+    TIMEOUT_S,
+    finish,
+    machine,
+    markdown,
+    output_of,
+    parser,
+    progress,
+    work_dir,
+)
 
 
 def processor_s(command: list[str]) -> float:
@@ -29,11 +39,7 @@ def processor_s(command: list[str]) -> float:
         return usage.ru_utime + usage.ru_stime
 
     before = used()
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          check=False)
-    if done.returncode:
-        sys.exit(f"error: {' '.join(command)} ended with status {done.returncode}:\n"
-                 + (done.stdout + done.stderr)[-4000:])
+    output_of(command, TIMEOUT_S)
     return used() - before
 
 

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -38,17 +39,22 @@ class Child:
     seconds : from before its start to after its end.
     peak_mb : VmHWM in MB (10^6 bytes), mapped files included: as the child read it at its end
         where it did (`peak_rss_mb` in its result), else as last seen from outside.
-    anon_mb : peak of RssAnon, memory that belongs to no file, as seen from outside.
+    text : what it printed.
+    tree_mb, anon_mb : peaks of VmHWM and of RssAnon, memory that belongs to no file, as seen from
+        outside: of the largest of the child and the processes below it.
     """
 
     seconds: float
     peak_mb: float
     anon_mb: float
     result: dict[str, Any]
+    text: str
+    tree_mb: float
 
 
-def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S) -> Child:
-    """Run a command that prints a JSON object as its last line.
+def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S,
+              json_wanted: bool = True) -> Child:
+    """Run a command that prints a JSON object as its last line, if one is wanted of it.
 
     Settings of dgl-heta and of torchrun in the environment are not passed on. Files that were
     written before are flushed first, so that the child does not wait for them.
@@ -90,11 +96,32 @@ def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S) -> 
         sys.exit(f"error: {what} ended with status {process.returncode}: {' '.join(command)}\n"
                  + "\n".join((texts[0] + texts[1]).splitlines()[-30:]))
     result = last_object(texts[0])
-    if result is None:
+    if result is None and json_wanted:
         sys.exit(f"error: {what} printed no JSON object: {' '.join(command)}")
     progress(f"{what}: {seconds:.2f} s")
+    result = result or {}
     return Child(seconds, result.get("peak_rss_mb", seen.get("VmHWM", 0.0)),
-                 seen.get("RssAnon", 0.0), result)
+                 seen.get("RssAnon", 0.0), result, texts[0], seen.get("tree", 0.0))
+
+
+def output_of(command: Sequence[str], timeout: float, log: Path | None = None) -> str:
+    """What a command writes, errors included, into `log` while it runs if given.
+
+    Raises
+    ------
+    SystemExit
+        It failed; what it wrote last is shown.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL_HETA_")}
+    with log.open("w+b") if log else tempfile.TemporaryFile() as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout,
+                              stdin=subprocess.DEVNULL, check=False, env=environment)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, command))} ended with status {done.returncode}:\n"
+                 + "\n".join(text.splitlines()[-40:]))
+    return text
 
 
 def last_object(text: str) -> dict[str, Any] | None:
@@ -122,8 +149,23 @@ def memory_mb(pid: int | str = "self") -> dict[str, float]:
 
 def _watch(pid: int, seen: dict[str, float], over: threading.Event) -> None:
     while not over.wait(SAMPLE_S):
-        for name, value in memory_mb(pid).items():
-            seen[name] = max(seen.get(name, 0.0), value)
+        for one in (pid, *_children(pid)):
+            found = memory_mb(one)
+            found["tree"] = found.get("VmHWM", 0.0)
+            for name in ("VmHWM", "tree", "RssAnon") if one == pid else ("tree", "RssAnon"):
+                seen[name] = max(seen.get(name, 0.0), found.get(name, 0.0))
+
+
+def _children(pid: int) -> list[int]:
+    """All processes below one."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            own = [int(word) for word in file.read_text().split()]
+        except OSError:
+            continue  # the thread has ended
+        found += [*own, *(x for one in own for x in _children(one))]
+    return found
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -134,6 +176,41 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def elsewhere() -> Callable[[], dict[str, float]]:
+    """A call that says how many cores others kept busy since now, in all and by command.
+
+    In all is what the machine worked beside this process and its children that have ended; of
+    commands those that run at both ends, 5 % of a core and more.
+    """
+    tick = os.sysconf("SC_CLK_TCK")
+
+    def worked() -> tuple[float, dict[tuple[str, str], float]]:
+        busy = Path("/proc/stat").read_text().split(None, 11)[1:9]
+        whole = sum(int(n) for i, n in enumerate(busy) if i not in (3, 4)) / tick  # idle, iowait
+        each = {}
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, fields = file.read_text().split("(", 1)[1].rsplit(")", 1)
+            except OSError:
+                continue  # it has ended
+            of = fields.split()
+            each[file.parent.name, name] = (int(of[11]) + int(of[12])) / tick
+        return whole, each
+
+    started, (before, first), own = time.perf_counter(), worked(), sum(os.times()[:4])
+
+    def since() -> dict[str, float]:
+        wall, (after, last) = time.perf_counter() - started, worked()
+        cores = {"all": max(after - before - (sum(os.times()[:4]) - own), 0.0) / wall}
+        for (pid, name), seconds in last.items():
+            if pid != str(os.getpid()) and (pid, name) in first:
+                share = (seconds - first[pid, name]) / wall
+                cores[name] = cores.get(name, 0.0) + share
+        return {name: round(n, 2) for name, n in cores.items() if n >= 0.05 or name == "all"}
+
+    return since
 
 
 def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
@@ -187,8 +264,78 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+@dataclass(frozen=True)
+class Column:
+    """Numbers of rows: a heading, and where they stand in a row (`a/b` is b in a).
+
+    Attributes
+    ----------
+    unit : what they are multiplied by.
+    digits : after the point.
+    share : whether they are percent of all numbers beside them.
+    per : a field that they are divided by.
+    """
+
+    name: str
+    field: str
+    unit: float = 1.0
+    digits: int = 2
+    share: bool = False
+    per: str | None = None
+
+    def of(self, row: dict[str, Any]) -> list[float]:
+        """The numbers of a row, in the column's unit; none where it has none."""
+        found: Any = row
+        for name in self.field.split("/"):
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, str):  # of a table that was printed
+            match = re.match(r"[+−-]?[\d,]*\.?\d+(e-?\d+)?", found)
+            found = float(match[0].replace(",", "").replace("−", "-")) if match else None
+        whole = 1.0
+        if self.share:
+            whole = sum(row[self.field.split("/")[0]].values()) / 100
+        if self.per:
+            whole = row[self.per]
+        return [x * self.unit / whole for x in (found if isinstance(found, list) else [found])
+                if isinstance(x, int | float) and whole]
+
+
+def grouped(rows: Sequence[dict[str, Any]], by: Sequence[str], columns: Sequence[Column]
+            ) -> dict[tuple[str, ...], dict[str, list[float]]]:
+    """Numbers of all rows that have the same labels, by the columns' names."""
+    groups: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        own = groups.setdefault(tuple(f"{row[k]:g}" if isinstance(row.get(k), float)
+                                      else str(row.get(k, "")) for k in by),
+                                {c.name: [] for c in columns})
+        for column in columns:
+            own[column.name] += column.of(row)
+    return groups
+
+
+def table(rows: Sequence[dict[str, Any]], by: Sequence[str], columns: Sequence[Column]) -> str:
+    """Markdown: a row for each combination of labels, medians with the least and the largest.
+
+    Labels that are the same in all rows, but for the last, and columns without a number are left
+    out.
+    """
+    groups = grouped(rows, by, columns)
+    labels = [i for i in range(len(by)) if i == len(by) - 1 or len({key[i] for key in groups}) > 1]
+    there = [c for c in columns if any(of[c.name] for of in groups.values())]
+    return markdown([*(by[i] for i in labels), *(c.name for c in there)], [
+        [*(key[i] for i in labels), *(spread(of[c.name], c.digits) or "–" for c in there)]
+        for key, of in groups.items()])
+
+
+def apart(values: Sequence[float]) -> float:
+    """How far values are from each other, in shares of their median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, with the least and the largest where there are several."""
+    """Median, with the least and the largest where there are several; nothing of none."""
+    if not values:
+        return ""
     middle = f"{statistics.median(values):.{digits}f}"
     if len(values) == 1:
         return middle

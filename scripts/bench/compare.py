@@ -5,7 +5,10 @@ parts and the settings of `dgl-heta launch` differ:
 
   random, metis, metis-vol  DistDGL on parts by DGL; metis-vol minimises communication volume.
   metis+cache               the same METIS parts, remote feature rows cached (DGL-Opt of Heta §8.1).
-  relation-random           RAF, whole relations dealt out at random.
+                            The first epoch counts visits, the second fills the cache: that is
+                            one more that does not count.
+  relation-random           RAF without meta-partitioning: whole relations dealt out at random, none
+                            on two hosts (Heta §8.7, Fig. 14).
   heta                      meta-partitioning and RAF, learnable features kept per partition
                             (`train.learnable=replica`, as in the paper).
   heta-shared               the same with heavy sub-metatrees shared for equal work (method
@@ -19,37 +22,49 @@ parts and the settings of `dgl-heta launch` differ:
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
                             --graphlearn PYTHON: R-GCN on graphs with features on all types.
 
-Every system runs once per repeat, in turns. The first epoch of a run warms up and is left out; an
-epoch is `--steps` steps of `--batch-size` seeds per trainer, and takes as long as its slowest
-trainer. A ratio is to `metis` of the same repeat. Bytes are what all hosts sent on their links in
-an epoch, as their interfaces count; causes are counted in the trainers, the rest is headers and
-what DistributedDataParallel and GraphLearn send. Parts are kept in `--parts` and used again. Root
-is needed for emulated hosts.
+Every system runs once per repeat, in turns, every second repeat in the opposite order. The first
+epoch of a run warms up and is left out; an epoch is `--steps` steps of `--batch-size` seeds per
+trainer. A step takes as long as its slowest trainer, and seconds are the median of all steps that
+count, so that what else the machine does for some of them does not show; with each run stands how
+much that was, in cores. With `--within 0.1` repeats go on, up to `--most`, until those of each
+system differ by no more than that. A ratio is to `metis` of the same repeat. Bytes are what all
+hosts sent on their links in an epoch, as their interfaces count; causes are counted in the
+trainers, the rest is headers and what DistributedDataParallel and GraphLearn send. Parts are kept
+in `--parts` and used again. Root is needed for emulated hosts.
+
+`--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
+the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from common import (
     CLI,
     SYSTEMS_DIR,
+    Column,
+    apart,
+    elsewhere,
     finish,
+    grouped,
     machine,
-    markdown,
+    output_of,
     parser,
     progress,
     run_child,
+    table,
     work_dir,
 )
 
@@ -73,112 +88,128 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
 DELEGATED = "-delegated"
 OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
 STAGES = ("sample", "features", "forward", "backward", "update")
+FILLING = 1  # more epochs of metis+cache: after that which counts visits one fills the cache
+KEYS = ("shape", "cohesion", "model", "hosts", "rate", "hidden", "fanouts")
+COLUMNS = (Column("s/step", "seconds", digits=3), Column("METIS ÷ this", "faster"),
+           Column("MB/step", "bytes", 1e-6), Column("fewer bytes, %", "fewer", digits=1),
+           Column("GB per host", "memory", 1e-9), Column("last loss", "loss", digits=3),
+           Column("test accuracy", "test", digits=3), Column("cores busy elsewhere", "others"))
+PARTS = (Column("partition_graph, s", "call_s"),
+         Column("peak GB of the process, graph in memory included", "peak_mb", 1e-3),
+         Column("GB on disk", "bytes", 1e-9))
 
 
-def dataset(args: argparse.Namespace, shape: str) -> str:
-    """A graph, as `dgl-heta` knows it."""
-    return f"synthetic-{shape}:scale={args.scales[shape]:g},cohesion={args.cohesion:g}"
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all systems that are compared."""
+
+    shape: str
+    scale: float | None
+    cohesion: float
+    model: str
+    hosts: int
+
+    @property
+    def dataset(self) -> str:
+        """The graph, as `dgl-heta` knows it."""
+        if self.scale is None:
+            return self.shape
+        return f"synthetic-{self.shape}:scale={self.scale:g},cohesion={self.cohesion:g}"
+
+    @property
+    def name(self) -> str:
+        """The graph, in names of files."""
+        if self.scale is None:
+            return re.sub(r"\W+", "-", self.shape)
+        return f"{self.shape}-{self.scale:g}" + (f"-{self.cohesion:g}" if self.cohesion else "")
 
 
-def name(args: argparse.Namespace, shape: str) -> str:
-    """A graph, in names of files."""
-    return f"{shape}-{args.scales[shape]:g}" + (f"-{args.cohesion:g}" if args.cohesion else "")
+def settings(args: argparse.Namespace) -> list[Setting]:
+    """In the order of the command; only synthetic graphs have scales and communities."""
+    return [Setting(shape, args.scales[shape], cohesion, model, hosts)
+            for shape in args.shapes
+            for cohesion in (args.cohesion if args.scales[shape] is not None else [0.0])
+            for hosts in args.hosts for model in args.models]
 
 
-def parts(args: argparse.Namespace, shape: str, method: str, hosts: int, model: str
-          ) -> tuple[Path, dict]:
+def parts(args: argparse.Namespace, of: Setting, method: str) -> tuple[Path, dict]:
     """The part_config of a graph, made if it is not there, and what making it took."""
-    layers = len(args.fanouts.split(","))
+    layers, model = len(args.fanouts.split(",")), of.model.removesuffix("-exact")
     kind = f"{method}-{layers}" if method in OURS else method
     kind += f"-{model}" if method.endswith(DELEGATED) else ""
-    out = args.parts / f"{name(args, shape)}-{hosts}-{kind}"
+    out = args.parts / f"{of.name}-{of.hosts}-{kind}"
     record = out.with_name(f"{out.name}.json")
     if not record.exists() and method == "graphlearn":
-        graphlearn_parts(args, shape, hosts, out, record)
+        graphlearn_parts(args, of, out, record)
     if not record.exists():
         way, objective = (("metis", "vol") if method == "metis-vol" else
                           (method.removesuffix(DELEGATED), "cut"))
         script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--dataset",
-                  dataset(args, shape), "--name", "graph",
-                  "--part_method", way, "--objtype", objective, "--num_parts", str(hosts),
+                  of.dataset, "--name", "graph",
+                  "--part_method", way, "--objtype", objective, "--num_parts", str(of.hosts),
                   "--output", str(out)]
-        ours = method in OURS
-        shared = "delegate" if method.endswith(DELEGATED) else "rows"
-        settings = ["--set", f"model.layers={layers}", "--set", "partition.replication=full",
-                    "--set", f"partition.shared={shared}", "--set", f"model.name={model}"]
-        child = run_child([*CLI, "run", *settings, *script] if ours
-                          else [sys.executable, *script], f"{method} parts of {shape}", 3600)
+        sets = [f"model.layers={layers}", f"model.name={model}",
+                f"partition.replication={'none' if method == 'relation-random' else 'full'}",
+                f"partition.shared={'delegate' if method.endswith(DELEGATED) else 'rows'}"]
+        child = run_child([*CLI, "run", *(x for text in sets for x in ("--set", text)), *script]
+                          if method in OURS else [sys.executable, *script],
+                          f"{method} parts of {of.name}", 3600)
         size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
         record.write_text(json.dumps({
-            **child.result, "call_s": child.result["seconds"][str(hosts)],
+            **child.result, "call_s": child.result["seconds"][str(of.hosts)],
             "process_s": child.seconds, "peak_mb": child.peak_mb, "bytes": size}) + "\n")
     return out / "graph.json", json.loads(record.read_text())
 
 
-def graphlearn_parts(args: argparse.Namespace, shape: str, hosts: int, out: Path, record: Path
-                     ) -> None:
+def graphlearn_parts(args: argparse.Namespace, of: Setting, out: Path, record: Path) -> None:
     """Parts by GraphLearn's own random partitioner."""
     script, files = str(SYSTEMS_DIR / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
     subprocess.run([sys.executable, script, "export",
-                    dataset(args, shape), str(files)], check=True)
+                    of.dataset, str(files)], check=True)
     child = run_child([args.graphlearn, script, "partition", str(files), str(out), "--parts",
-                       str(hosts)], f"GraphLearn's parts of {shape}", 3600)
+                       str(of.hosts)], f"GraphLearn's parts of {of.name}", 3600)
     shutil.rmtree(files)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     record.write_text(json.dumps({"call_s": child.result["seconds"], "process_s": child.seconds,
                                   "peak_mb": child.peak_mb, "bytes": size}) + "\n")
 
 
-def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: int, seed: int,
-          directory: Path) -> dict[str, Any]:
-    """One run: a record per epoch, of all trainers together."""
+def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directory: Path
+          ) -> dict[str, Any]:
+    """One run: a record per epoch that may count, and one to warm up, of all trainers together."""
     method, options = SYSTEMS[system]
-    config, record = parts(args, shape, method, hosts, model)
+    config, record = parts(args, of, method)
+    batch, filling = args.global_batch // of.hosts or args.batch_size, 0
     if system == "metis+cache":
+        filling = FILLING
         options = [*options, "--set", f"cache.capacity_mb={args.cache_mb}",
-                   "--set", f"cache.batches={args.steps}"]
+                   "--set", f"cache.batches={args.steps or 50}"]
     if method in OURS:  # a proof of each epoch's steps would count in epochs of this few
         options = [*options, "--set", "run.prove=off"]
     if system == "graphlearn":  # `env` keeps the command as it is; part_config is not read
-        config, _ = parts(args, shape, "random", hosts, model)
+        config, _ = parts(args, of, "random")
         script = ["env", args.graphlearn, str(SYSTEMS_DIR / "graphlearn/train.py"), "--partitions",
-                  str(args.parts / f"{name(args, shape)}-{hosts}-graphlearn")]
+                  str(args.parts / f"{of.name}-{of.hosts}-graphlearn")]
     else:
         script = [sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
-                  record["target"], "--classes", str(record["classes"]), "--model", model,
+                  record["target"], "--classes", str(record["classes"]), "--model", of.model,
                   *(["--evaluate"] if args.evaluate else [])]
     command = [*(["taskset", "-c", args.cpus] if args.cpus else []),
-               *CLI, "launch", "--hosts", str(hosts), "--rate", args.rate, "--cores", "1",
+               *CLI, "launch", "--hosts", str(of.hosts), "--rate", args.rate, "--cores", "1",
                "--part-config", str(config), "--stop-after", str(args.timeout), *options, "--",
                *script, "--hidden", str(args.hidden), "--fanouts", args.fanouts,
-               "--batch-size", str(args.batch_size), "--epochs", str(args.epochs),
+               "--batch-size", str(batch), "--epochs", str(args.epochs + filling),
                "--steps", str(args.steps), "--seed", str(seed)]
     started = time.perf_counter()
-    epochs = read_epochs(run(command, args.timeout + 60, directory))
-    if len(epochs) != args.epochs:
-        sys.exit(f"error: {system} printed {len(epochs)} epochs of {args.epochs}")
-    return {"shape": shape, "model": model, "system": system, "hosts": hosts, "seed": seed,
+    others = elsewhere()
+    epochs = read_epochs(output_of(command, args.timeout + 60, directory / "output.log"))
+    if len(epochs) != args.epochs + filling:
+        sys.exit(f"error: {system} printed {len(epochs)} epochs of {args.epochs + filling}")
+    return {**asdict(of), "system": system, "seed": seed,
             "rate": args.rate, "hidden": args.hidden, "fanouts": args.fanouts,
-            "batch_size": args.batch_size, "whole_s": time.perf_counter() - started,
-            "epochs": epochs}
-
-
-def run(command: list[str], timeout: float, directory: Path) -> str:
-    """The output of a command; it is shown if the command fails."""
-    log = directory / "output.log"
-    with log.open("w") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=timeout,
-                              stdin=subprocess.DEVNULL, check=False, env=_environment())
-    text = log.read_text(errors="replace")
-    if done.returncode:
-        sys.exit(f"error: {' '.join(command)} ended with status {done.returncode}:\n"
-                 + "\n".join(text.splitlines()[-40:]))
-    return text
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("DGL_HETA_")}
+            "batch_size": batch, "whole_s": time.perf_counter() - started,
+            "others": others(), "epochs": epochs[filling:]}
 
 
 def read_epochs(text: str) -> list[dict[str, Any]]:
@@ -201,6 +232,7 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
         joined.append({
             "seconds": max(t["seconds"] for t in trainers),
             "steps": len(trainers[0]["loss"]),
+            "step_s": [max(each) for each in zip(*(t["steps"] for t in trainers))],
             "stages": {s: statistics.mean(t["stages"][s] for t in trainers) for s in STAGES},
             "bytes": sent, "causes": dict(causes),
             "memory": max(t["memory"]["own"] + t["memory"]["shared"] for t in trainers),
@@ -211,124 +243,79 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per setting and system: medians over repeats, ratios to METIS of the same repeat."""
-    keys = ("shape", "model", "hosts", "rate", "hidden", "fanouts")
-    groups: dict[tuple, dict[str, list[dict[str, Any]]]] = {}
+    """A row for each run, with ratios to METIS of the same repeat and setting."""
+    rows, base = [], {}
     for one in runs:
         measured = one["epochs"][1:] or one["epochs"]
         steps = sum(e["steps"] for e in measured)
-        figures = {"seconds": statistics.median(e["seconds"] / e["steps"] for e in measured),
-                   "bytes": sum(e["bytes"] for e in measured) / steps,
-                   "memory": max(e["memory"] for e in measured),
-                   "loss": measured[-1]["loss"], "seed": one["seed"],
-                   "stages": {s: sum(e["stages"][s] for e in measured) / steps for s in STAGES},
-                   "causes": {c: sum(e["causes"].get(c, 0) for e in measured) / steps
-                              for c in {c for e in measured for c in e["causes"]}},
-                   "test": measured[-1].get("test")}
-        of_setting = groups.setdefault(tuple(one[k] for k in keys), {})
-        of_setting.setdefault(one["system"], []).append(figures)
-    rows = []
-    for key, systems in groups.items():
-        base = {f["seed"]: f for f in systems.get("metis", [])}
-        for system, group in systems.items():
-            pairs = [(base[f["seed"]], f) for f in group if f["seed"] in base]
-            rows.append({
-                **dict(zip(keys, key)), "system": system,
-                "seconds": [f["seconds"] for f in group], "bytes": [f["bytes"] for f in group],
-                "faster": [b["seconds"] / f["seconds"] for b, f in pairs],
-                "fewer": [1 - f["bytes"] / b["bytes"] for b, f in pairs],
-                "memory": max(f["memory"] for f in group), "loss": [f["loss"] for f in group],
-                "test": [f["test"] for f in group if f["test"] is not None],
-                "stages": {s: statistics.median(f["stages"][s] for f in group) for s in STAGES},
-                "causes": {c: statistics.median(f["causes"].get(c, 0) for f in group)
-                           for c in sorted({c for f in group for c in f["causes"]})}})
+        row = {**{k: one[k] for k in (*KEYS, "system", "seed")},
+               "seconds": statistics.median(s for e in measured for s in e["step_s"]),
+               "bytes": sum(e["bytes"] for e in measured) / steps,
+               "memory": max(e["memory"] for e in measured), "others": one["others"]["all"],
+               "loss": measured[-1]["loss"], "test": measured[-1].get("test"),
+               "stages": {s: sum(e["stages"][s] for e in measured) / steps for s in STAGES},
+               "causes": {c: sum(e["causes"].get(c, 0) for e in measured) / steps
+                          for c in sorted({c for e in measured for c in e["causes"]})}}
+        if one["system"] == "metis":
+            base[*(one[k] for k in KEYS), one["seed"]] = row
+        rows.append(row)
+    for row in rows:
+        metis = base.get((*(row[k] for k in KEYS), row["seed"]))
+        if metis:
+            row["faster"] = metis["seconds"] / row["seconds"]
+            row["fewer"] = 100 * (1 - row["bytes"] / metis["bytes"])
     return rows
 
 
-def _range(values: list[float], form: str, unit: float = 1) -> str:
-    if not values:
-        return ""
-    middle = format(statistics.median(values) * unit, form)
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({min(values) * unit:{form}}–{max(values) * unit:{form}})"
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    varied = [k for k in ("shape", "model", "hosts", "rate", "hidden", "fanouts")
-              if len({str(r[k]) for r in rows}) > 1]
-    cells = [[*(str(r[k]) for k in varied), r["system"], _range(r["seconds"], ".3f"),
-              _range(r["faster"], ".2f"), _range(r["bytes"], ".2f", 1e-6),
-              f"{100 * statistics.median(r['fewer']):.1f} %" if r["fewer"] else "",
-              f"{r['memory'] / 1e9:.2f}", _range(r["loss"], ".3f"), _range(r["test"], ".3f")]
-             for r in rows]
-    header = [*varied, "system", "s/step", "METIS ÷ this", "MB/step", "fewer bytes", "GB per host",
-              "last loss", "test accuracy"]
-    if not any(r["test"] for r in rows):
-        header, cells = header[:-1], [c[:-1] for c in cells]
-    return markdown(header, cells)
-
-
-def parts_table(args: argparse.Namespace, hosts: int) -> str:
+def parts_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """What making the parts took (Heta, Tables 3 and 4)."""
-    cells = []
-    for shape in args.shapes:
-        done = {m: parts(args, shape, m, hosts, args.models[0])[1] for m in dict.fromkeys(
-            SYSTEMS[s][0] for s in args.systems)}
-        metis = done.get("metis")
-        for method, record in done.items():
-            cells.append([shape, method, f"{record['call_s']:.2f}",
-                          f"{metis['call_s'] / record['call_s']:.1f}" if metis else "",
-                          f"{record['peak_mb'] / 1e3:.2f}", f"{record['bytes'] / 1e9:.2f}"])
-    return markdown(["shape", "parts", "partition_graph, s", "METIS ÷ this",
-                     "peak GB of the process, graph in memory included", "GB on disk"], cells)
+    rows: dict[tuple, dict[str, Any]] = {}
+    for of in settings(args):
+        for method in dict.fromkeys(SYSTEMS[s][0] for s in args.systems):
+            record = parts(args, of, method)[1]
+            key = of.shape, of.cohesion, of.hosts, method
+            rows.setdefault(key, {
+                "shape": of.shape, "cohesion": of.cohesion, "hosts": of.hosts, "parts": method,
+                "nodes": record.get("nodes"), "edges": record.get("edges"),
+                **{k: record[k] for k in ("call_s", "peak_mb", "bytes")}})
+    return list(rows.values())
 
 
-def draw(args: argparse.Namespace, rows: list[dict[str, Any]], runs: list[dict[str, Any]]) -> None:
-    """Stages of a step, bytes by cause, accuracy against time."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    chosen = [r for r in rows if r["hosts"] == args.hosts[0]]
-    names = [" ".join(str(r[k]) for k in ("shape", "model", "system")) for r in chosen]
-    causes = sorted({c for r in chosen for c in r["causes"] if r["causes"][c] > 1e3})
-    pyplot.rcParams["svg.hashsalt"] = "dgl-heta"
-    accuracy = [r for r in runs if "test" in r["epochs"][0]]
-    figure, axes = pyplot.subplots(1, 3 if accuracy else 2, layout="constrained", squeeze=False,
-                                   figsize=(13, 1.5 + 0.24 * max(len(chosen), 8)))
-    for axis, kinds, field, unit, label in (
-            (axes[0][0], STAGES, "stages", 1, "seconds per step, mean of trainers"),
-            (axes[0][1], causes, "causes", 1e-6, "MB per step, all hosts")):
-        left = [0.0] * len(chosen)
-        for kind in kinds:
-            widths = [r[field].get(kind, 0) * unit for r in chosen]
-            axis.barh(names, widths, left=left, label=kind)
-            left = [a + b for a, b in zip(left, widths)]
-        axis.invert_yaxis()
-        axis.set_xlabel(label)
-        axis.legend(fontsize="small")
-    axes[0][1].set_yticks([])
-    if accuracy:
-        for one in accuracy:
-            axes[0][2].plot([e["trained"] for e in one["epochs"]],
-                            [e["test"] for e in one["epochs"]], marker=".",
-                            color=f"C{list(SYSTEMS).index(one['system'])}",
-                            label=one["system"] if one["seed"] == 0 else None)
-        axes[0][2].set(xlabel="seconds of training", ylabel="test accuracy")
-        axes[0][2].legend(fontsize="small")
-    figure.savefig(args.plot, metadata={"Date": None})
+def measure(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
+    """All runs, a setting after the other; within one all systems in turns."""
+    runs: list[dict[str, Any]] = []
+    for of in settings(args):  # before anything is timed
+        for system in args.systems:
+            parts(args, of, SYSTEMS[system][0])
+    for of in settings(args):
+        own: list[dict[str, Any]] = []
+        for repeat in range(args.repeats if args.within is None else args.most):
+            for system in args.systems[::-1 if repeat % 2 else 1]:
+                own.append(train(args, of, system, repeat, directory))
+                last = own[-1]["epochs"][-1]
+                progress(f"{of.name} {of.model} {system}, {of.hosts} hosts, repeat {repeat + 1}: "
+                         f"{statistics.median(last['step_s']):.3f} s and "
+                         f"{last['bytes'] / last['steps'] / 1e6:.2f} MB per step, "
+                         f"{own[-1]['others']['all']:.2f} cores busy elsewhere")
+                if args.json:  # what is measured is not lost if a later run fails
+                    args.json.with_suffix(".runs.json").write_text(json.dumps(runs + own))
+            if repeat + 1 >= args.repeats and args.within is not None and all(
+                    apart(of["s/step"]) <= args.within
+                    for of in grouped(summary(own), ["system"], COLUMNS[:1]).values()):
+                break
+        runs += own
+    return runs
 
 
 def main() -> None:
     options = parser(__doc__, "scripts/bench/compare.py --shapes mag donor --plot compare.svg")
-    options.add_argument("--shapes", nargs="+", choices=list(SCALES), default=["mag"])
-    options.add_argument("--scale", type=float, help="of the graph (default: by shape)")
-    options.add_argument("--cohesion", type=float, default=0.0, help="least share of every "
-                         "relation's edges within communities, which METIS can find (default: 0)")
-    options.add_argument("--models", nargs="+", choices=["rgcn", "rgat", "hgt"], default=["rgcn"])
+    options.add_argument("--shapes", nargs="+", metavar="NAME", default=["mag"],
+                         help=f"{', '.join(SCALES)} or data sets (default: mag)")
+    options.add_argument("--scale", type=float, help="of synthetic graphs (default: by shape)")
+    options.add_argument("--cohesion", type=float, nargs="+", default=[0.0], help="least shares of "
+                         "relations' edges within communities, which METIS can find (default: 0)")
+    options.add_argument("--models", nargs="+", default=["rgcn"],
+                         choices=["rgcn", "rgat", "hgt", "hgt-exact"])
     options.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
                       default=[s for s in SYSTEMS if s != "graphlearn"])
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
@@ -337,51 +324,36 @@ def main() -> None:
     options.add_argument("--cpus", help="cores for everything, as taskset takes them")
     options.add_argument("--hidden", type=int, default=64)
     options.add_argument("--fanouts", default="25,20", help="input layer first")
-    options.add_argument("--batch-size", type=int, default=1024)
+    options.add_argument("--batch-size", type=int, default=1024, help="per trainer")
+    options.add_argument("--global-batch", type=int, default=0, help="over all, instead")
     options.add_argument("--steps", type=int, default=6, help="per epoch; 0: all training nodes")
     options.add_argument("--epochs", type=int, default=3, help="the first one is not counted")
     options.add_argument("--evaluate", action="store_true", help="accuracy after every epoch")
-    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--repeats", type=int, default=2, help="0: make the parts only")
+    options.add_argument("--within", type=float, metavar="SHARE", help="repeat until seconds of "
+                         "repeats are within this share of their median")
+    options.add_argument("--most", type=int, default=6, help="repeats with --within (default: 6)")
     options.add_argument("--cache-mb", type=float, default=200.0, help="of metis+cache, per host")
     options.add_argument("--parts", type=Path, metavar="DIR", help="keep the parts here")
-    options.add_argument("--plot", type=Path, metavar="FILE", help="draw stages and bytes (SVG)")
     options.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
     args = options.parse_args()
     if args.quick:
-        args.scale, args.repeats, args.epochs, args.steps = args.scale or 0.01, 1, 2, 3
+        args.scale, args.repeats, args.epochs, args.steps = (
+            args.scale or 0.01, min(args.repeats, 1), 2, 3)
     if "graphlearn" in args.systems and (not args.graphlearn or args.models != ["rgcn"]):
         options.error("graphlearn needs --graphlearn PYTHON and --models rgcn")
-    args.scales = {s: args.scale or SCALES[s] for s in args.shapes}
+    args.scales = {s: (args.scale or SCALES[s]) if s in SCALES else None for s in args.shapes}
     before = machine()
-    runs: list[dict[str, Any]] = []
     with work_dir(args) as directory:
         args.parts = args.parts or directory / "parts"
         args.parts.mkdir(parents=True, exist_ok=True)
-        settings = [(shape, model, hosts) for shape in args.shapes for hosts in args.hosts
-                    for model in args.models]
-        for shape, model, hosts in settings:  # before anything is timed
-            for system in args.systems:
-                parts(args, shape, SYSTEMS[system][0], hosts, model)
-        total, count = len(settings) * args.repeats * len(args.systems), 0
-        for shape, model, hosts in settings:
-            for repeat in range(args.repeats):
-                for system in args.systems:
-                    run = train(args, shape, model, system, hosts, repeat, directory)
-                    runs.append(run)
-                    count += 1
-                    last = run["epochs"][-1]
-                    progress(f"{count}/{total} {shape} {model} {system}, {hosts} hosts: "
-                             f"{last['seconds'] / last['steps']:.3f} s and "
-                             f"{last['bytes'] / last['steps'] / 1e6:.2f} MB per step")
-                    if args.json:  # what is measured is not lost if a later run fails
-                        args.json.with_suffix(".runs.json").write_text(json.dumps(runs))
-        rows = summary(runs)
-        tables = [table(rows), *(parts_table(args, hosts) for hosts in args.hosts)]
-    if args.plot:
-        draw(args, rows, runs)
-    scales = ", ".join(f"{s} × {args.scales[s]:g}" for s in args.shapes)
-    finish(args, f"DistDGL and dgl-heta on emulated hosts at {args.rate}: {scales}", tables,
-           {"rows": rows, "runs": runs}, before)
+        runs = measure(args, directory)
+        made, rows = parts_rows(args), summary(runs)
+    scales = ", ".join(s if x is None else f"{s} × {x:g}" for s, x in args.scales.items())
+    finish(args, f"DistDGL and dgl-heta on emulated hosts at {args.rate}: {scales}",
+           [*([table(rows, (*KEYS, "system"), COLUMNS)] if rows else []),
+            table(made, ("shape", "cohesion", "hosts", "parts"), PARTS)],
+           {"rows": rows, "parts": made, "runs": runs}, before)
 
 
 if __name__ == "__main__":

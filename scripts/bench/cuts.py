@@ -5,7 +5,7 @@ too, and how many nodes these are; in how many pieces a source is read, on avera
 have an edge (what pieces must be sent, or hold, of rows of sources); and destinations of the
 largest piece, in even ones.
 
-    python scripts/bench/cuts.py --graphs communities,ranked,hub,debian --parts 4,8
+    python scripts/bench/cuts.py --graphs communities ranked hub debian --parts 4 8
 
 `--graphs` are relations that are made up, with in-degrees by a power law: communities (nine of ten
 edges inside one of them), ranked (the same, ids of destinations in the order of their in-degrees),
@@ -15,14 +15,12 @@ which the relation with most edges is cut.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from common import finish, machine, markdown, parser
 from dgl_heta_catgnn import SpringCutter
-from rich.console import Console
-from rich.table import Table
 
 from dgl_heta import Cutter, EdgeArrays, GraphSource, Relation, as_source
 from dgl_heta.hooks.manager import plugins
@@ -110,31 +108,27 @@ def edges_of(source: GraphSource, relation: Relation) -> tuple[np.ndarray, np.nd
     return src[order], dst[order]
 
 
-def compare(name: str, size: int, parts: Sequence[int], console: Console) -> None:
+def compare(name: str, size: int, parts: Sequence[int]) -> str:
     source, relation = relation_of(name, size)
     degrees = in_degrees(source, relation)
-    table = Table("pieces", "cut", "edges of the largest", "hubs cut", "hubs", "pieces per source",
-                  "destinations", "seconds", title=(
-                      f"{name}: {relation}, {degrees.sum():,} edges, "
-                      f"{len(degrees):,} destinations, largest in-degree {degrees.max():,}"))
-    for count in parts:
-        for label, cutter in cutters().items():
-            table.add_row(str(count), label, *row(cutter, source, relation, count))
-    console.print(table)
+    return (f"{name}: {relation}, {degrees.sum():,} edges, {len(degrees):,} destinations, largest "
+            f"in-degree {degrees.max():,}\n\n" + markdown(
+                ["pieces", "cut", "edges of the largest", "hubs cut", "hubs", "pieces per source",
+                 "destinations", "seconds"],
+                [[str(count), label, *row(cutter, source, relation, count)]
+                 for count in parts for label, cutter in cutters().items()]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
-                                     RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="communities,ranked,random,hub,debian",
-                        type=lambda text: text.split(","))
-    parser.add_argument("--parts", default=[4, 8],
-                        type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--nodes", default=50_000, type=int, help="of either type, made up")
-    options = parser.parse_args()
-    console = Console(width=120)
-    for name in options.graphs:
-        compare(name, options.nodes, options.parts, console)
+    options = parser(__doc__, "scripts/bench/cuts.py --graphs debian")
+    options.add_argument("--graphs", nargs="+", default=["communities", "ranked", "random", "hub",
+                                                         "debian"])
+    options.add_argument("--parts", nargs="+", default=[4, 8], type=int)
+    options.add_argument("--nodes", default=50_000, type=int, help="of either type, made up")
+    args = options.parse_args()
+    before = machine()
+    shown = [compare(name, 2000 if args.quick else args.nodes, args.parts) for name in args.graphs]
+    finish(args, "Pieces of a relation", shown, {"tables": shown}, before)
 
 
 if __name__ == "__main__":

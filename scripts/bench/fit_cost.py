@@ -9,7 +9,7 @@ left of a step, and of its stages, after the bytes over the link. Errors are of 
 the measurement: a third of the settings (shape, model, hosts, rate, hidden, fanouts) at a time is
 held out of the fit, or, as a harder question, all settings of one graph. The first epoch of a run
 is not counted, nor are first values of learnable rows, which `replica` fetches once. Systems with
-a cache are left out.
+a cache and plans without replication are left out.
 
 With `--score FILE` nothing is fitted: measurements are compared with what those coefficients say.
 
@@ -36,12 +36,12 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import numpy as np
 from common import markdown
+from compare import Setting
 from scipy.optimize import nnls
 
 from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.meta_shared import MetaShared
-from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import (
     MEASURED,
@@ -60,8 +60,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import default_fanouts
 
-BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared(),
-            "relation-random": RelationRandom()}
+BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared()}
 DISTDGL = ("metis", "metis-vol", "random")
 STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]] = {
     # stages of the script, units of work in them, shares of bytes by cause
@@ -70,7 +69,7 @@ STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]] = {
     "update": (("update",), ("updated", "updated_rpc"), {"learnable": 0.5}),
     "compute": (("forward", "backward"), ("step", "module", "flop", "message", "attention"),
                 {"gradients": 1})}
-KEYS = ("shape", "scale", "model", "hosts", "rate", "hidden", "fanouts")
+KEYS = ("shape", "scale", "cohesion", "model", "hosts", "rate", "hidden", "fanouts")
 PAPER = {"mag": (33.76, 1.08), "freebase": (1.08, 0.57), "donor": (6.8, 0.51),
          "igb-het": (1702.93, 80.16), "mag240m": (108.87, 1.72)}  # Table 2: METIS, Heta
 
@@ -105,30 +104,33 @@ def read(files: Sequence[Path], parts: Path | None = None) -> list[Measured]:
         data = json.loads(file.read_text())
         for run in data["runs"]:
             run["scale"] = data["arguments"]["scales"][run["shape"]]
-            if run["system"] in BACKENDS or run["system"] in DISTDGL:
+            run.setdefault("cohesion", 0.0)
+            if run["shape"] in SHAPES and (run["system"] in BACKENDS or run["system"] in DISTDGL):
                 key = (*(run[k] for k in KEYS), run["batch_size"], run["system"])
                 epochs_of.setdefault(key, []).extend(run["epochs"][1:])
             else:
-                print(f"left out: {run['system']}", file=sys.stderr)
+                print(f"left out: {run['shape']}, {run['system']}", file=sys.stderr)
     return [_measured(key, epochs, parts) for key, epochs in sorted(epochs_of.items()) if epochs]
 
 
 def _measured(key: tuple, epochs: list[dict[str, Any]], parts: Path | None) -> Measured:
     *setting, batch, system = key
-    shape, scale, model, hosts, rate, hidden, fanouts = setting
+    shape, scale, cohesion, model, hosts, rate, hidden, fanouts = setting
     layers = tuple(int(f) for f in fanouts.split(","))
     work = replace(_workload(shape, scale, batch), model=model, hidden=hidden, fanouts=layers)
     if epochs[0]["steps"] < work.epoch(shape_schema(shape, scale), (), hosts)[0]:
         work = replace(work, seeds=batch * hosts)  # stopped before a last, smaller batch
-    once = system in ("heta", "heta-shared", "relation-random")
+    once = system in ("heta", "heta-shared")
     cut = 1.0 if system == "random" else None
-    folder = parts and parts / f"{shape}-{scale:g}-{hosts}-{system}"
+    graph = Setting(shape, scale, cohesion, model, hosts)
+    folder = parts and parts / f"{graph.name}-{hosts}-{system}"
     if system in DISTDGL and cut is None and folder and folder.is_dir():
         cut = count_cut(folder, hosts)
     stages = {name: statistics.median(sum(e["stages"][s] for s in each) / e["steps"]
                                       for e in epochs) for name, (each, _, _) in STAGES.items()}
     return Measured(
-        tuple(setting), system, statistics.median(e["seconds"] / e["steps"] for e in epochs),
+        tuple(setting), system, statistics.median(
+            s for e in epochs for s in e.get("step_s", [e["seconds"] / e["steps"]])),
         statistics.median((e["bytes"] - once * e["causes"].get("learnable", 0)) / e["steps"]
                           for e in epochs), stages,
         _plan(shape, scale, hosts, system, work), work,

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import markdown
-from compare import name
+from common import Column, grouped, markdown
+from compare import Setting
 
 from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.partition.part_config import PLAN_FILE
@@ -68,23 +68,26 @@ def rows_between_hosts(directory: Path, fanouts: tuple[int, ...], batch: int, st
 def rows_of(found: dict[str, Any], parts: Path) -> list[list[str]]:
     """Rows of the table: one for each graph and model."""
     args = argparse.Namespace(**found["arguments"])
-    systems: dict[tuple[str, str], dict[str, float]] = {}
-    for row in found["rows"]:
-        of = systems.setdefault((row["shape"], row["model"]), {})
-        of[row["system"]] = statistics.median(row["bytes"]) / 1e6
-        if row["system"] == "heta":
-            of["kept"] = of["heta"] - row["causes"].get("learnable", 0.0) / 1e6
+    columns = Column("bytes", "bytes", 1e-6), Column("rows", "causes/learnable", 1e-6)
+    systems: dict[tuple[str, float, str], dict[str, float]] = {}
+    for (shape, cohesion, model, system), sent in grouped(
+            found["rows"], ("shape", "cohesion", "model", "system"), columns).items():
+        of = systems.setdefault((shape, float(cohesion), model), {})
+        of[system] = statistics.median(sent["bytes"])
+        if system == "heta":
+            of["kept"] = of["heta"] - statistics.median(sent["rows"] or [0.0])
     fanouts, cells = tuple(map(int, args.fanouts.split(","))), []
-    for (shape, model), sent in systems.items():
+    for (shape, cohesion, model), sent in systems.items():
+        graph = Setting(shape, args.scales[shape], cohesion, model, args.hosts[0])
         kind = f"{args.hosts[0]}-meta-delegated-{len(fanouts)}-{model}"
         steps = next(run["epochs"][-1]["steps"] for run in found["runs"] if run["shape"] == shape)
-        rows = rows_between_hosts(parts / f"{name(args, shape)}-{kind}", fanouts,
+        rows = rows_between_hosts(parts / f"{graph.name}-{kind}", fanouts,
                                   args.batch_size, steps, model == "hgt")
         each = 2 * args.hidden * ITEM
         floor, ours = sent["kept"] + rows * each / 1e6, sent["heta-delegated"]
         moved = [f"{sent['heta-exact']:.1f}"] if "heta-exact" in sent else [""]
         short = [f"{sent['heta-bf16']:.1f}"] if "heta-bf16" in sent else [""]
-        cells.append([shape, f"{args.cohesion:g}", model, f"{sent['metis']:.1f}",
+        cells.append([shape, f"{cohesion:g}", model, f"{sent['metis']:.1f}",
                       f"{sent['heta']:.1f}", *moved, f"{rows:,.0f}", f"{floor:.1f}",
                       f"{ours:.1f}", f"{ours / floor:.2f}",
                       f"{100 * (ours / sent['metis'] - 1):.0f} %", *short])

@@ -16,16 +16,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import CLI, SYSTEMS_DIR, finish, machine, markdown, parser, progress, work_dir
+from common import (
+    CLI,
+    SYSTEMS_DIR,
+    Column,
+    finish,
+    machine,
+    output_of,
+    parser,
+    progress,
+    table,
+    work_dir,
+)
 
 DISTDGL = SYSTEMS_DIR / "distdgl"
 AVERAGED = ["--set", "train.wrapper=model_average"]
@@ -37,6 +45,8 @@ CASES: dict[str, tuple[str | None, list[str]]] = {
     "averaged every 4, SPRING": (
         "spring", [*AVERAGED, "--set", "plugins.model_average.sync_every=4"]),
 }
+COLUMNS = (Column("test accuracy", "accuracy", digits=3), Column("kB/epoch", "epoch", 1e-3, 1),
+           Column("kB of the whole run", "whole", 1e-3, 0), Column("equal", "equal", digits=0))
 SAGE = ["--graph_name", "g", "--ip_config", "{ip_config}", "--part_config", "{part_config}",
         "--num_hidden", "32", "--fan_out", "10,10", "--batch_size", "64", "--lr", "0.01",
         "--eval_every", "1000", "--log_every", "1000", "--num_epochs"]
@@ -99,12 +109,7 @@ def run(args: argparse.Namespace, kind: str, config: Path, hosts: int, settings:
                str(out / "run.json"), "--num-omp-threads", "1", *settings, "--", sys.executable,
                str(DISTDGL / "ended.py"), str(seed), str(out), str(script.resolve()), *words,
                str(epochs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout,
-                          stdin=subprocess.DEVNULL, check=False, env={**os.environ})
-    text = done.stdout + done.stderr
-    if done.returncode:
-        sys.exit(f"error: {' '.join(command)} ended with status {done.returncode}:\n"
-                 + "\n".join(text.splitlines()[-40:]))
+    text = output_of(command, args.timeout)
     accuracies = [float(x) for x in re.findall(r"Test Acc ([0-9.]+)", text)]
     if kind == "sage":  # each trainer's own, with its number of test nodes
         tests = [int(x) for x in re.findall(r"test: (\d+) \(local", text)]
@@ -155,25 +160,16 @@ def main() -> None:
                         progress(f"{kind}, {case}, {epochs} epochs, seed {repeat}: {one}")
                         runs.append({**one, "case": case})
     finish(args, f"DGL's scripts with averaged models, {args.hosts} hosts, {args.epochs} epochs",
-           [table(args, kind, runs) for kind in kinds], {"runs": runs}, before)
+           [table(rows_of(args, runs), ("kind", "nodes", "case"), COLUMNS)], {"runs": runs}, before)
 
 
-def table(args: argparse.Namespace, kind: str, runs: list[dict[str, Any]]) -> str:
-    rows = []
-    for case in CASES:
-        mine = [r for r in runs if (r["kind"], r["case"]) == (kind, case)]
-        long = [r for r in mine if r["epochs"] == args.epochs]
-        short = next(r for r in mine if r["epochs"] == 1)
-        values = [r["accuracy"] for r in long]
-        deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-        epoch = (long[0]["bytes"] - short["bytes"]) / max(args.epochs - 1, 1)
-        rows.append([case, ", ".join(map(str, long[0]["train"])),
-                     f"{statistics.mean(values):.3f}{deviation}",
-                     f"{epoch / 1e3:.1f} ({long[0]['bytes'] / 1e3:.0f})",
-                     "yes" if all(r["equal"] for r in mine) else "no"])
-    name = "GraphSAGE, communities" if kind == "sage" else "R-GCN, ogbn-mag's shape"
-    return f"{name}\n\n" + markdown(
-        ["training", "training nodes", "test accuracy", "kB/epoch (whole run)", "equal"], rows)
+def rows_of(args: argparse.Namespace, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The longer runs, with bytes of an epoch."""
+    short = {(run["kind"], run["case"]): run["bytes"] for run in runs if run["epochs"] == 1}
+    return [{**run, "whole": run["bytes"], "epoch": (
+        run["bytes"] - short[run["kind"], run["case"]]) / max(args.epochs - 1, 1),
+        "equal": float(run["equal"]), "nodes": ", ".join(map(str, run["train"]))}
+        for run in runs if run["epochs"] == args.epochs]
 
 
 if __name__ == "__main__":

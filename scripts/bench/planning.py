@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import finish, machine, markdown, run_child
+from common import finish, machine, markdown, parser, run_child
 from rich.console import Console
 
 from dgl_heta.errors import InputError
@@ -135,17 +135,14 @@ def exponent(cells: dict[int, float | None]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--relations", type=int, nargs="+",
-                        default=[10, 100, 1_000, 10_000, 100_000])
-    parser.add_argument("--parts", type=int, nargs="+", default=[2, 128, 1_024])
-    parser.add_argument("--hops", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=30, help="seconds of CPU of a part")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--quick", action="store_true", help="up to 1,000 relations, 16 partitions")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    options = parser(__doc__, "scripts/bench/planning.py --json planning.json")
+    options.add_argument("--relations", type=int, nargs="+",
+                         default=[10, 100, 1_000, 10_000, 100_000])
+    options.add_argument("--parts", type=int, nargs="+", default=[2, 128, 1_024])
+    options.add_argument("--hops", type=int, default=2)
+    options.add_argument("--limit", type=float, default=30, help="seconds of CPU of a part")
+    options.add_argument("--child", help=argparse.SUPPRESS)
+    chosen = options.parse_args()
     if chosen.child:
         print(json.dumps(measure(**json.loads(chosen.child))))
         return

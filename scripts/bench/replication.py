@@ -22,14 +22,19 @@ import io
 from typing import Any
 
 import numpy as np
+from common import Column, finish, machine, markdown, parser, table
 from dgl_heta_catgnn import EdgeStream, Replicas, Spring, built_in
 from dgl_heta_catgnn.communities import planted, simple
-from rich.console import Console
-from rich.table import Table
 
 from dgl_heta import as_source
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.graph_input import open_input
+
+COLUMNS = (*(Column(m, f"factors/{m}", digits=3) for m in (
+    "spring", "printed", "hdrf", "dbh", "powergraph", "2ps-l", "metis")),
+    Column("RF-1: to mean", "to mean"), Column("to best", "to best"),
+    Column("balance of spring", "balance", digits=3), Column("clusters", "clusters", digits=0),
+    Column("merged", "merged", digits=0))
 
 
 def both_ways(src: np.ndarray, dst: np.ndarray, nodes: int, seed: int = 0) -> EdgeStream:
@@ -90,33 +95,33 @@ def metis(stream: EdgeStream, parts: int) -> float | None:
     return near.factor()
 
 
-def compare(name: str, stream: EdgeStream, parts: list[int], console: Console) -> None:
-    methods = built_in()
-    names = [method.name for method in methods]
-    table = Table("parts", "spring", "printed", *names[1:], "metis", "RF-1: to mean", "to best",
-                  "balance of spring", "clusters", title=f"{name}: {stream.num_nodes:,} nodes, "
-                  f"{stream.num_edges:,} edges")
+def compare(name: str, stream: EdgeStream, parts: list[int]) -> list[dict[str, Any]]:
+    """A row for each number of parts."""
+    rows = []
     for count in parts:
         factors, spring = {}, None
-        for method in methods:
+        for method in built_in():
             made = method.assign(stream, count)
             factors[method.name] = made.complete(stream).factor()
             spring = spring or made
         assert spring is not None
-        four = [factor - 1 for method, factor in factors.items() if method != "spring"]
         printed = varied(volume=1.0, refine=0).assign(stream, count).complete(stream).factor()
-        shown = [factors.pop("spring"), printed, *factors.values()]
-        own, other = shown[0] - 1, metis(stream, count)
-        table.add_row(
-            str(count), *(f"{factor:.3f}" for factor in shown),
-            "" if other is None else f"{other:.3f}", ratio(own, float(np.mean(four))),
-            ratio(own, min(four)), f"{spring.owned().max() * count / stream.num_nodes:.3f}",
-            f"{spring.figures['clusters']:,} → {spring.figures['clusters_merged']:,}")
-    console.print(table)
+        other = metis(stream, count)
+        rows.append({
+            "graph": f"{name} ({stream.num_nodes:,}, {stream.num_edges:,})", "parts": count,
+            "factors": {**factors, "printed": printed, **({} if other is None else
+                                                          {"metis": other})},
+            "to mean": ratio(factors, np.mean), "to best": ratio(factors, min),
+            "balance": float(spring.owned().max() * count / stream.num_nodes),
+            "clusters": int(spring.figures["clusters"]),
+            "merged": int(spring.figures["clusters_merged"])})
+    return rows
 
 
-def ratio(one: float, other: float) -> str:
-    return f"{one / other:.2f}×" if other > 0 else "-"
+def ratio(factors: dict[str, float], least: Any) -> float | None:
+    """SPRING's RF - 1 in shares of the other streams'."""
+    others = float(least([f - 1 for name, f in factors.items() if name != "spring"]))
+    return (factors["spring"] - 1) / others if others > 0 else None
 
 
 def varied(**values: float) -> Spring:
@@ -125,16 +130,13 @@ def varied(**values: float) -> Spring:
     return method
 
 
-def sweep(name: str, stream: EdgeStream, parts: list[int], volumes: list[float],
-          passes: list[int], console: Console) -> None:
-    table = Table("parts", "refine", *(f"volume {v:g}" for v in volumes), title=f"{name}: SPRING")
-    for count in parts:
-        for refine in passes:
-            made = [varied(volume=volume, refine=refine).assign(stream, count)
-                    for volume in volumes]
-            table.add_row(str(count), str(refine),
-                          *(f"{one.complete(stream).factor():.3f}" for one in made))
-    console.print(table)
+def sweep(name: str, stream: EdgeStream, args: argparse.Namespace) -> str:
+    volumes = args.volumes or [Spring.settings.volume]
+    rows = [[name, str(count), str(passes), *(
+        f"{varied(volume=v, refine=passes).assign(stream, count).complete(stream).factor():.3f}"
+        for v in volumes)]
+        for count in args.parts for passes in args.refine or [Spring.settings.refine]]
+    return markdown(["graph", "parts", "refine", *(f"volume {v:g}" for v in volumes)], rows)
 
 
 def numbers(kind: Any) -> Any:
@@ -142,27 +144,27 @@ def numbers(kind: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
-                                     RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", default="communities,rmat,grid,debian", type=numbers(str))
-    parser.add_argument("--parts", default=[4, 8, 16], type=numbers(int))
-    parser.add_argument("--nodes", default=50_000, type=int, help="of graphs that are made up")
-    parser.add_argument("--mixed", default=[0.02, 0.1], type=numbers(float),
-                        help="shares of the edges of `communities` that go anywhere")
-    parser.add_argument("--volumes", type=numbers(float))
-    parser.add_argument("--refine", type=numbers(int))
-    options = parser.parse_args()
-    console = Console(width=140)
-    named = [(f"communities, {mixed:.0%} mixed", communities(options.nodes, mixed))
-             for mixed in options.mixed if "communities" in options.graphs]
-    named += [(name, opened(name, options.nodes)) for name in options.graphs
-              if name != "communities"]
-    for name, stream in named:
-        if options.volumes or options.refine:
-            sweep(name, stream, options.parts, options.volumes or [Spring.settings.volume],
-                  options.refine or [Spring.settings.refine], console)
-        else:
-            compare(name, stream, options.parts, console)
+    options = parser(__doc__, "scripts/bench/replication.py --graphs communities,debian")
+    options.add_argument("--graphs", default="communities,rmat,grid,debian", type=numbers(str))
+    options.add_argument("--parts", default=[4, 8, 16], type=numbers(int))
+    options.add_argument("--nodes", default=50_000, type=int, help="of graphs that are made up")
+    options.add_argument("--mixed", default=[0.02, 0.1], type=numbers(float),
+                         help="shares of the edges of `communities` that go anywhere")
+    options.add_argument("--volumes", type=numbers(float))
+    options.add_argument("--refine", type=numbers(int))
+    args = options.parse_args()
+    if args.quick:
+        args.nodes, args.parts, args.mixed = min(args.nodes, 5000), args.parts[:1], args.mixed[:1]
+    before = machine()
+    named = [(f"communities, {mixed:.0%} mixed", communities(args.nodes, mixed))
+             for mixed in args.mixed if "communities" in args.graphs]
+    named += [(name, opened(name, args.nodes)) for name in args.graphs if name != "communities"]
+    if args.volumes or args.refine:
+        rows, tables = [], [sweep(name, stream, args) for name, stream in named]
+    else:
+        rows = [row for name, stream in named for row in compare(name, stream, args.parts)]
+        tables = [table(rows, ("graph", "parts"), COLUMNS)]
+    finish(args, "Replication factors", tables, {"rows": rows}, before)
 
 
 if __name__ == "__main__":

@@ -33,27 +33,6 @@ model = dgl_heta.load_model(sys.argv[2])
 table(torch.randint(table.num_embeddings, (10_000,)))
 print(json.dumps({"peak_rss_mb": memory_mb()["VmHWM"]}))
 """
-WATCHED = """
-import json, subprocess, sys, time
-from pathlib import Path
-sys.path.append(sys.argv[1])
-from common import memory_mb
-
-process = subprocess.Popen(sys.argv[3:], stdout=subprocess.DEVNULL)
-most = {"VmHWM": 0.0, "RssAnon": 0.0}
-while process.poll() is None:
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = file.read_bytes()
-            if b"dgl_heta.launch.worker" in line and sys.argv[2].encode() in line:
-                for name, value in memory_mb(file.parent.name).items():
-                    most[name] = max(most.get(name, 0.0), value)
-        except OSError:
-            continue
-    time.sleep(0.02)
-print(json.dumps(most))
-sys.exit(process.returncode)
-"""
 
 
 def main() -> None:
@@ -77,9 +56,9 @@ def main() -> None:
         measured = [["`load_model`, 10,000 rows read", found["load_model"].peak_mb,
                      found["load_model"].anon_mb]]
         for name, run in runs.items():
-            measured.append([f"`predict` by {name}", *watched(directory, [
+            measured.append([f"`predict` by {name}", *watched([
                 *CLI, "predict", str(run), "--out", str(directory / f"{name}.npy"), "--json"])])
-        measured.append(["two workers that go on", *watched(directory, [*train(
+        measured.append(["two workers that go on", *watched([*train(
             store, runs["layers"], 2, *settings, "train.epochs=2"), "--resume"])])
     table = 4 * WIDTH * rows / 1e6
     finish(args, f"Memory beside a table of {table:,.0f} MB", [markdown(
@@ -93,11 +72,10 @@ def train(store: Path, run: Path, parts: int, *settings: str) -> list[str]:
             *(w for text in (*settings, f"partition.parts={parts}") for w in ("--set", text))]
 
 
-def watched(directory: Path, command: list[str]) -> tuple[float, float]:
-    """Peak memory of the largest worker that a command starts, and what of it is no file's."""
-    most = run_child([sys.executable, "-c", WATCHED, HERE, str(directory), *command],
-                     f"{command[3]} of {Path(command[4]).name}").result
-    return most["VmHWM"], most["RssAnon"]
+def watched(command: list[str]) -> tuple[float, float]:
+    """Peak memory of the largest process of a command, and what of it is no file's."""
+    made = run_child(command, f"{command[3]} of {Path(command[4]).name}", json_wanted=False)
+    return made.tree_mb, made.anon_mb
 
 
 def write(path: Path, authors: int, papers: int = 20_000, edges: int = 200_000) -> None:

@@ -1,152 +1,185 @@
-"""Epoch time by stage, bytes sent and peak memory: wrapper `raf` against `ddp`.
+"""`dgl-heta train` on one worker and on several: seconds by stage, bytes, memory, accuracy.
 
-Both train the same R-GCN on a synthetic ogbn-mag with the same batch per worker. `raf`
-follows the plan: a worker has its partition's relations and exchanges partial aggregations.
-`ddp` is plain data parallelism: every worker has the whole graph, and only gradients and
-learnable features move. The workers share this machine, so its network is not part of the
-times: look at the bytes.
+    python scripts/bench/training.py --graphs debian --ways exact ddp --workers 2
+    python scripts/bench/training.py --ways exact replica --workers 1 2 4 --set model.dropout=0.3
 
-Runs alternate within a repeat, and ratios are of the two runs of a repeat. An epoch's time
-leaves out the first epoch (which compiles), evaluation and checkpoints. With one worker the
-two wrappers do the same, so their ratio there shows the noise. Seconds by stage are
-worker 0's; `waiting` is part of the stages that communicate. Bytes are payloads sent by all
-workers per epoch, as the collectives' algorithms send them. Peak memory is VmHWM of a worker,
-mapped files included, evaluation included.
+Ways to train:
+
+  exact         the default: training equals that of one worker.
+  replica       a copy of the learnable features for each partition that uses them.
+  unreplicated  each relation on one partition only (`partition.replication=none`).
+  ddp           data parallelism: every worker has the whole graph.
+  bfloat16      as exact, what workers exchange rounded (`train.exchange_dtype`).
+  autocast      as exact, products of matrices in bfloat16 (`train.autocast`).
+
+The batch over all workers is the same at any number of them, and so are the edges that are sampled.
+What differs is dropout, which every worker draws for itself, the order in which sums are rounded,
+and the mode. Runs of a seed follow each other, in every second seed in the opposite order. One
+worker is run once for all ways but ddp.
+
+Seconds are of an epoch, worker 0's, the first epoch, evaluation and checkpoints left out; `waiting`
+is part of the stages that communicate. The workers share this machine, so its network is no part of
+the times: look at the bytes, payloads that all workers send in an epoch, as the collectives'
+algorithms send them. Memory is of the largest worker: its peak, mapped files included, and what
+belongs to no file; with `--predict` also what `dgl-heta plan` says of the partition that holds
+most. Accuracy is on the test nodes, at the epoch with the best validation accuracy. "Within one sd"
+means: the mean over the seeds is at most one standard deviation (n - 1) of one worker's away from
+one worker's mean. With equal distributions and 3 seeds that fails by chance in one of four.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import CLI, finish, machine, markdown, parser, run_child, spread, work_dir
+from common import (
+    CLI,
+    Column,
+    elsewhere,
+    finish,
+    grouped,
+    machine,
+    markdown,
+    parser,
+    run_child,
+    table,
+    work_dir,
+)
 
+WAYS = {"exact": [], "replica": ["train.learnable=replica"], "ddp": ["train.wrapper=ddp"],
+        "unreplicated": ["partition.replication=none"],
+        "bfloat16": ["train.exchange_dtype=bfloat16"], "autocast": ["train.autocast=bfloat16"]}
+OF_MODELS = {"rgat": ["model.layer_norm=true"], "hgt": ["model.layer_norm=true"],
+             "han": ["model.layer_norm=true"], "sehgnn": ["model.layers=1"]}
+PRECOMPUTED = ("sehgnn", "nars")  # their averages are of all neighbours
 STAGES = ("sample", "fetch", "forward", "backward", "update", "waiting")
+KEYS = ("graph", "model", "workers", "way")
+COLUMNS = (Column("s/epoch", "seconds/total"), *(Column(s, f"seconds/{s}") for s in STAGES),
+           Column("MB sent", "bytes/total", 1e-6), *(Column(c, f"bytes/{c}", 1e-6) for c in (
+               "partials", "features", "learnable", "sampling", "gradients")),
+           Column("peak MB", "peak_mb", digits=0), Column("own MB", "own_mb", digits=0),
+           Column("predicted MB", "predicted_mb", digits=0),
+           Column("cores busy elsewhere", "others/all"))
 
 
-def train(args: argparse.Namespace, store: Path, run_dir: Path, parts: int, wrapper: str,
-          repeat: int) -> dict[str, Any]:
-    """One run of `dgl-heta train`: means over its epochs, the first left out."""
-    settings = {
-        "train.wrapper": wrapper, "train.learnable": args.learnable, "train.seed": args.seed,
-        "train.epochs": args.epochs, "train.eval_every": args.epochs,
-        "train.batch_size": args.batch, "train.fanouts": args.fanouts,
-        "model.hidden": args.hidden, "train.threads": args.threads, "run.verify": "false",
-    }
-    command = [*CLI, "train", str(store), "--model", args.model, "--parts", str(parts),
-               "--run-dir", str(run_dir), "--json"]
-    for key, value in settings.items():
-        command += ["--set", f"{key}={value}"]
-    child = run_child(command, f"repeat {repeat + 1}/{args.repeats}: {wrapper}, {parts} workers",
-                      args.timeout)
+def train(args: argparse.Namespace, store: Path, run_dir: Path, key: tuple[str, str, int, str],
+          seed: int) -> dict[str, Any]:
+    """One run: means over its epochs, the first left out, and its curve."""
+    graph, model, workers, way = key
+    sets = [f"train.seed={seed}", f"train.epochs={args.epochs}", f"train.fanouts={args.fanouts}",
+            f"train.batch_size={args.batch // workers}", "run.verify=false",
+            f"model.hidden={args.hidden}", *OF_MODELS.get(model, []), *WAYS[way], *args.set]
+    if model in PRECOMPUTED:
+        sets = [text for text in sets if not text.startswith("train.fanouts")]
+    others = elsewhere()
+    child = run_child([*CLI, "train", str(store), "--model", model, "--parts", str(workers),
+                       "--run-dir", str(run_dir), "--json",
+                       *(part for text in sets for part in ("--set", text))],
+                      f"{graph}, {model}, {workers} workers, {way}, seed {seed}", args.timeout)
     lines = [json.loads(line) for line in
              (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    epochs = [line for line in lines if line["event"] == "epoch"]
     shutil.rmtree(run_dir)
-    steady, summary = epochs[1:], child.result
-    rss = [worker["peak_rss_mb"] for worker in summary["workers"]]
+    epochs, summary = [line for line in lines if line["event"] == "epoch"], child.result
+    steady = epochs[1:] or epochs
 
     def mean(section: str) -> dict[str, float]:
-        return {key: statistics.mean(e[section][key] for e in steady) for key in steady[0][section]}
+        return {k: statistics.mean(e[section].get(k, 0.0) for e in steady)
+                for k in steady[0][section]}
 
-    return {"repeat": repeat, "parts": parts, "wrapper": wrapper, "seconds": mean("seconds"),
-            "epoch_seconds": [e["seconds"]["total"] for e in epochs],
-            "bytes": mean("bytes_sent"), "peak_rss_mb": rss, "test_acc": summary["test_acc"],
-            "loss": epochs[-1]["loss"], "process_seconds": child.seconds}
+    curve, trained = [], 0.0
+    for epoch in epochs:
+        trained += epoch["seconds"]["total"]
+        if "val_acc" in epoch:
+            curve.append([trained, epoch["val_acc"], epoch.get("test_acc")])
+    return {**dict(zip(KEYS, key)), "seed": seed, "seconds": mean("seconds"),
+            "bytes": mean("bytes_sent"), "test_acc": summary["test_acc"],
+            "peak_mb": max(worker["peak_rss_mb"] for worker in summary["workers"]),
+            "own_mb": child.anon_mb, "curve": curve, "process_seconds": child.seconds,
+            "others": others()}
 
 
 def measure(args: argparse.Namespace, temp: Path) -> list[dict[str, Any]]:
-    """All runs; the wrappers take turns to go first."""
-    run_child([*CLI, "partition", f"synthetic-mag:scale={args.scale:g}", "--out",
-               str(temp / "graph"), "--parts", "1", "--json"], "writing the store")
-    runs = []
-    for repeat in range(args.repeats):
-        for parts in args.parts:
-            order = args.wrappers if repeat % 2 == 0 else args.wrappers[::-1]
-            for wrapper in order:
-                runs.append(train(args, temp / "graph" / "store", temp / "run", parts, wrapper,
-                                  repeat))
+    """All runs, with predicted MB if wanted."""
+    runs: list[dict[str, Any]] = []
+    for graph in args.graphs:
+        store = temp / "graph" / "store"
+        run_child([*CLI, "partition", graph, "--out", str(store.parent), "--parts", "1", "--json"],
+                  f"writing {graph}")
+        cases = [(graph, model, workers, way) for model, workers, way in product(
+            args.models, args.workers, args.ways)
+            if workers > 1 or way in ("ddp", args.ways[0])]
+        for seed in range(args.seeds):
+            for case in cases[::-1 if seed % 2 else 1]:
+                runs.append(train(args, store, temp / "run", case, seed))
+        for workers, way in product(args.workers, args.ways) if args.predict else ():
+            plan = run_child([
+                *CLI, "plan", str(store), "--parts", str(workers), "--replication",
+                "none" if way == "unreplicated" else "full", "--json"], "planning").result
+            most = max(sum(p[f"{kind}_bytes"] for kind in ("topology", "feature", "learnable"))
+                       for p in plan["prediction"]["partitions"])
+            for run in runs:
+                if (run["graph"], run["workers"], run["way"]) == (graph, workers, way):
+                    run["predicted_mb"] = most / 1e6
+        shutil.rmtree(store.parent)
     return runs
 
 
-def summarize(args: argparse.Namespace, runs: list[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """Tables by workers and wrapper, and ratios of the pairs."""
-    rows, pairs, ratios = [], [], []
-    for parts in args.parts:
-        groups = {w: [r for r in runs if (r["parts"], r["wrapper"]) == (parts, w)]
-                  for w in args.wrappers}
-        for wrapper, group in groups.items():
-            sent = [statistics.median(r["bytes"][key] for r in group) / 1e6
-                    for key in ("total", "partials", "gradients", "learnable")]
-            rows.append([
-                str(parts), wrapper, spread([r["seconds"]["total"] for r in group]),
-                *(f"{statistics.median(r['seconds'][s] for r in group):.2f}" for s in STAGES),
-                *(f"{value:.2f}" for value in sent),
-                f"{max(max(r['peak_rss_mb']) for r in group) / 1e3:.2f}",
-                f"{max(sum(r['peak_rss_mb']) for r in group) / 1e3:.2f}",
-                spread([r["test_acc"] for r in group], 3)])
-        base = args.wrappers[-1]
-        for wrapper in args.wrappers[:-1]:
-            both = list(zip(groups[wrapper], groups[base]))
-            ratio = {
-                "parts": parts, "wrapper": wrapper, "over": base,
-                "seconds": [a["seconds"]["total"] / b["seconds"]["total"] for a, b in both],
-                "bytes": [a["bytes"]["total"] / b["bytes"]["total"] for a, b in both
-                          if b["bytes"]["total"]],
-                "peak": [max(a["peak_rss_mb"]) / max(b["peak_rss_mb"]) for a, b in both]}
-            ratios.append(ratio)
-            pairs.append([str(parts), f"{wrapper} ÷ {base}", *(
-                spread(ratio[key]) if ratio[key] else "-" for key in ("seconds", "bytes", "peak"))])
-    tables = [markdown(["workers", "wrapper", "s/epoch", *STAGES, "MB sent/epoch", "partials",
-                        "gradients", "learnable", "largest worker GB", "all workers GB",
-                        "test accuracy"], rows)]
-    if pairs:
-        tables.append(markdown(["workers", "pair", "seconds", "bytes", "memory of a worker"],
-                               pairs))
-    return tables, ratios
+def learned(runs: list[dict[str, Any]]) -> str:
+    """Accuracies beside those of one worker; the difference for each seed goes into its run."""
+    alone = {(run["graph"], run["model"], run["seed"]): run["test_acc"] for run in runs
+             if run["workers"] == 1 and run["way"] != "ddp"}
+    for run in runs:
+        one = alone.get((run["graph"], run["model"], run["seed"]))
+        run["difference"] = None if one is None else run["test_acc"] - one
+    cells = []
+    columns = Column("a", "test_acc"), Column("d", "difference")
+    for key, of in grouped(runs, KEYS, columns).items():
+        one = [a for (graph, model, _), a in alone.items() if (graph, model) == key[:2]]
+        far = statistics.mean(of["d"]) if of["d"] else 0.0
+        sd, of_one = (statistics.stdev(x) if len(x) > 1 else math.nan for x in (of["a"], one))
+        cells.append([*key, ", ".join(f"{a:.4f}" for a in of["a"]),
+                      f"{statistics.mean(of['a']):.4f} ± {sd:.4f}", f"{far:+.4f}",
+                      f"{max(map(abs, of['d']), default=0.0):.4f}",
+                      "yes" if abs(far) <= of_one else "no"])
+    return markdown([*KEYS, "test accuracy per seed", "mean ± sd", "difference of means",
+                     "largest per seed", "within one sd"], cells)
 
 
 def main() -> None:
-    options = parser(__doc__, "scripts/bench/training.py --parts 1 2 4 --json training.json")
-    options.add_argument("--scale", type=float, help="of ogbn-mag (default: 0.05, quick: 0.005)")
-    options.add_argument("--parts", type=int, nargs="+", default=[1, 2], metavar="P",
-                         help="numbers of workers (default: 1 2)")
-    options.add_argument("--wrappers", nargs="+", default=["raf", "ddp"], metavar="NAME",
-                         help="ratios are over the last one (default: raf ddp)")
-    options.add_argument("--repeats", type=int, help="default: 3, quick: 1")
-    options.add_argument("--epochs", type=int, help="per run, 2 or more (default: 4, quick: 2)")
-    options.add_argument("--batch", type=int, default=1024, help="per worker (default: 1024)")
-    options.add_argument("--fanouts", help="per layer (default: 25,20, quick: 5,5)")
-    options.add_argument("--hidden", type=int, default=64, help="hidden width (default: 64)")
-    options.add_argument("--model", default="rgcn", help="default: rgcn")
-    options.add_argument("--learnable", choices=["exact", "replica"], default="exact",
-                         help="train.learnable (default: exact)")
-    options.add_argument("--seed", type=int, default=0, help="train.seed (default: 0)")
-    options.add_argument("--threads", type=int, default=0,
-                         help="CPU threads per worker (default: 0, the cores shared evenly)")
+    options = parser(__doc__, "scripts/bench/training.py --workers 1 2 --json training.json")
+    options.add_argument("--graphs", nargs="+", default=["debian"], metavar="NAME",
+                         help="as `dgl-heta partition` takes them (default: debian)")
+    options.add_argument("--models", nargs="+", default=["rgcn"], metavar="NAME")
+    options.add_argument("--workers", type=int, nargs="+", default=[1, 2], metavar="P")
+    options.add_argument("--ways", nargs="+", choices=list(WAYS), default=["exact"])
+    options.add_argument("--seeds", type=int, help="runs of each (default: 3, quick: 1)")
+    options.add_argument("--epochs", type=int, help="per run (default: 8, quick: 2)")
+    options.add_argument("--batch", type=int, help="over all workers (default: 1024, quick: 4096)")
+    options.add_argument("--fanouts", help="per layer (default: 25,20, quick: 4,4)")
+    options.add_argument("--hidden", type=int, help="hidden width (default: 64, quick: 16)")
+    options.add_argument("--predict", action="store_true", help="also memory as planned")
+    options.add_argument("--set", action="append", default=[], help="any other setting")
     options.add_argument("--timeout", type=float, default=3600, help="seconds per run")
     args = options.parse_args()
-    defaults: dict[str, tuple[Any, Any]] = {"scale": (0.05, 0.005), "repeats": (3, 1),
-                                            "epochs": (4, 2), "fanouts": ("25,20", "5,5")}
-    for name, (full, quick) in defaults.items():
+    for name, (full, quick) in {"seeds": (3, 1), "epochs": (8, 2), "batch": (1024, 4096),
+                                "fanouts": ("25,20", "4,4"), "hidden": (64, 16)}.items():
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else full)
     args.fanouts = f"[{args.fanouts.strip('[]')}]"
-    if args.epochs < 2 or args.repeats < 1:
-        options.error("--epochs is 2 or more (the first is not counted), --repeats 1 or more")
     before = machine()
     with work_dir(args) as temp:
         runs = measure(args, temp)
-    tables, ratios = summarize(args, runs)
-    head = (f"{args.model}, {args.epochs} epochs, batch {args.batch} per worker, fanouts "
-            f"{args.fanouts}, hidden {args.hidden}, learnable features {args.learnable}, "
-            f"{args.repeats} repeats. Median (least–largest); memory: the largest.")
-    finish(args, f"Training on synthetic ogbn-mag, scale {args.scale:g}", [head, *tables],
-           {"ratios": ratios, "runs": runs}, before)
+    head = (f"{args.epochs} epochs, global batch {args.batch}, fanouts {args.fanouts}, hidden "
+            f"{args.hidden}, {args.seeds} seeds {' '.join(args.set)}. Median (least–largest); "
+            "memory of the largest worker.")
+    tables = [head, table(runs, KEYS, COLUMNS), learned(runs)]
+    finish(args, f"Training on {', '.join(args.graphs)}", tables, {"runs": runs}, before)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Memory of a partition by plugins/catgnn, stage by stage, and of METIS on the same graph.
 
     python scripts/bench/writing.py --edges 10 50 --metis
+    python scripts/bench/writing.py --edges 10 50 200 --nodes 4000000 --parts 8 --assign
 
-A made-up graph (as scripts/bench/assignment.py has it) of a fifth as many nodes as edges, with 64
-feature columns in a memory map, is partitioned by SPRING and written in DistDGL's format. Each run
-is a process of its own. Its memory is what belongs to no file, above what it had before: pages of
-mapped files are the page cache's. "Part" is the largest part, in bytes of its files. METIS is
+A made-up graph of a fifth as many nodes as edges, which are mostly near in id, with 64 feature
+columns in a memory map, is partitioned by SPRING and written in DistDGL's format. Each run is a
+process of its own. Its memory is what belongs to no file, above what it had before: pages of mapped
+files are the page cache's. "Part" is the largest part, in bytes of its files. METIS is
 dgl.metis_partition_assignment of the graph in memory, loading it included; `--limit` bounds it.
-Prints a Markdown table.
+With `--assign` it is the assignment alone: bytes are what the peak of resident memory rises by,
+chunks included, and seconds the processor's. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from assignment import write
 from common import markdown, memory_mb, run_child
 
 WIDTH = 64
@@ -34,7 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=float, nargs="+", default=[10, 50], help="millions")
+    parser.add_argument("--nodes", type=int, help="default: a fifth of the edges")
     parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--assign", action="store_true", help="the assignment alone")
     parser.add_argument("--metis", action="store_true", help="METIS, too")
     parser.add_argument("--limit", type=float, default=10, help="GB that METIS may take")
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
@@ -47,10 +50,16 @@ def main() -> None:
     for millions in args.edges:
         with tempfile.TemporaryDirectory() as directory:
             edges = round(millions * 1e6)
-            make(Path(directory), edges // 5, edges)
+            make(Path(directory), args.nodes or edges // 5, edges)
             command = [sys.executable, __file__, "--directory", directory, "--parts",
                        str(args.parts), "--limit", str(args.limit), "--child"]
-            made = run_child([*command, "spring"], f"{millions:g} M edges").result
+            made = run_child([*command, "assign" if args.assign else "spring"],
+                             f"{millions:g} M edges").result
+            if args.assign:
+                rows.append([f"{millions:g} M", f"{made['bytes_per_node']:.1f}",
+                             f"{made['seconds']:.1f}", f"{millions / made['seconds']:.1f} M",
+                             f"{made['clusters']:,}", f"{made['balance']:.3f}"])
+                continue
             cells = [f"{made['stages'][stage]:,.0f}" for stage in STAGES]
             metis = "-"
             if args.metis:
@@ -58,12 +67,20 @@ def main() -> None:
         rows.append([f"{millions:g} M", *cells, f"{made['part']:,.0f}",
                      f"{made['stages']['writing part'] / made['part']:.2f}",
                      *(f"{made['seconds'][stage]:.0f}" for stage in STAGES), metis])
-    print(markdown(["edges", *(f"{stage}, MB" for stage in STAGES), "part, MB",
+    print(markdown(["edges", "bytes per node", "seconds", "edges/s", "clusters", "balance"], rows)
+          if args.assign else markdown(["edges", *(f"{stage}, MB" for stage in STAGES), "part, MB",
                     "writing / part", *(f"{stage}, s" for stage in STAGES), "METIS, MB"], rows))
 
 
 def make(directory: Path, nodes: int, edges: int) -> None:
-    write(directory / "edges.npy", nodes, edges)
+    """Edges and features in files, a block at a time."""
+    array = np.lib.format.open_memmap(directory / "edges.npy", "w+", np.int32, (2, edges))
+    for block, start in enumerate(range(0, edges, 2**20)):
+        rng, count = np.random.default_rng(block), min(2**20, edges - start)
+        src = (rng.random(count) ** 2 * nodes).astype(np.int64)
+        near = (rng.random(count) ** 3 * nodes * 0.02).astype(np.int64) + 1
+        array[0, start:start + count], array[1, start:start + count] = src, (src + near) % nodes
+    array.flush()
     rows = np.lib.format.open_memmap(directory / "feat.npy", "w+", np.float32, (nodes, WIDTH))
     for start in range(0, nodes, 2**16):
         rows[start:start + 2**16] = np.float32(start)
@@ -112,6 +129,25 @@ def spring(directory: Path, parts: int, limit: float) -> dict[str, Any]:
     return {"stages": peak, "seconds": seconds, "part": part / 1e6}
 
 
+def assign(directory: Path, parts: int, limit: float) -> dict[str, Any]:
+    """The assignment alone: memory, seconds, clusters."""
+    from dgl_heta_catgnn import EdgeStream, Spring
+
+    from dgl_heta.system.memory import peak_rss_mb
+
+    few = EdgeStream.of_chunks([(np.array([0, 1, 2]), np.array([1, 2, 0]))], 3)
+    Spring().assign(few, 2)  # compiled, and loaded
+    nodes = len(np.load(directory / "feat.npy", mmap_mode="r"))
+    stream = EdgeStream.open(directory / "edges.npy", num_nodes=nodes)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, started = peak_rss_mb(), time.process_time()
+    made = Spring().assign(stream, parts)
+    return {"seconds": time.process_time() - started,
+            "bytes_per_node": (peak_rss_mb() - before) * 1e6 / nodes,
+            "clusters": int(made.figures["clusters"]),
+            "balance": float(made.owned().max() * parts / nodes)}
+
+
 def metis(directory: Path, parts: int, limit: float) -> dict[str, Any]:
     """Peak of memory of DGL's METIS, its graph included."""
     import dgl
@@ -146,7 +182,7 @@ def by_metis(command: list[str]) -> str:
     return f"{most - first:,.0f}"
 
 
-CHILDREN = {"spring": spring, "metis": metis}
+CHILDREN = {"spring": spring, "assign": assign, "metis": metis}
 
 if __name__ == "__main__":
     main()

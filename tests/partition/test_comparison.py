@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
@@ -98,6 +99,29 @@ def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -
         assert method.total == 0
         assert method.replication_factor == 1
         assert method.memory_balance == method.edge_balance == 1
+
+
+def test_boundary_nodes_and_cut_edges_are_those_of_the_parts(store: Path) -> None:
+    """Counted edge by edge; no more boundary nodes than cut edges (Heta, Proposition 3)."""
+    opened, rng = Store(store), np.random.default_rng(0)
+    schema = opened.schema
+    owner = {t: rng.integers(0, 2, n) for t, n in schema.node_counts.items()}
+    request, work = PartitionRequest(2, ("paper",), 2), Workload(batch_size=12, fanouts=(3, 3))
+    row = counting_of(opened, make_plan(schema, "paper", 2, 2), work, request, 1).distdgl(
+        "halves", owner)
+    cut, boundary = 0, set()
+    for relation in schema.relations:
+        csc = opened.relation(relation)
+        for dst in range(schema.node_counts[relation.dst]):
+            for src in csc.indices[csc.indptr[dst]:csc.indptr[dst + 1]]:
+                if owner[relation.src][src] != owner[relation.dst][dst]:
+                    cut += 1
+                    boundary |= {(relation.src, int(src)), (relation.dst, dst)}
+    of_parts = [sum(owner[t][node] == part for t, node in boundary) for part in (0, 1)]
+    assert (row.boundary_nodes, row.cut_edges) == (max(of_parts), cut)
+    assert row.boundary_nodes <= cut
+    meta = compare(opened, request, work, 1).methods[0]
+    assert (meta.boundary_nodes, meta.cut_edges) == (schema.node_counts["paper"], None)
 
 
 def test_a_cluster_is_predicted_from_the_rows_that_are_compared(store: Path) -> None:

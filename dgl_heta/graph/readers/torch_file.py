@@ -13,6 +13,7 @@ import contextlib
 import math
 import pickletools
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _NUMPY = ("numpy.core.multiarray.", "numpy._core.multiarray.")
 _MOST_STEPS = 1 << 22
 """Opcodes of a pickle, at most; reading as many takes seconds."""
 _MOST_DIMENSIONS = 32
+_MAPPED = 1 << 28
+"""Bytes of numbers from which on they are read where they lie, and not into memory."""
 _REPEATED = 1 << 20
 """Numbers of a tensor that repeats what is stored (strides of 0), at most."""
 
@@ -136,7 +139,7 @@ class _Archive:
     """The zip archive of `torch.save`: a pickle, and a member of plain numbers per storage."""
 
     def __init__(self, path: Path) -> None:
-        self._zip = zipfile.ZipFile(path)
+        self._path, self._zip = path, zipfile.ZipFile(path)
         self._storages: dict[tuple[str, str], np.ndarray] = {}
         self._spare = 0  # bytes that arrays in the pickle may have together
         names = self._zip.namelist()
@@ -175,12 +178,22 @@ class _Archive:
             raise _Unknown(f"{size} bytes for {storage.numel} numbers of {dtype.itemsize} bytes")
         key = storage.kind, member
         if key not in self._storages:
-            values = np.frombuffer(self._zip.read(member), dtype)
+            values = (self._mapped(member, dtype) if size >= _MAPPED else
+                      np.frombuffer(self._zip.read(member), dtype))
             values = values.astype(dtype.newbyteorder("="), copy=False)
             if storage.kind == "BFloat16Storage":
                 values = (values.astype(np.uint32) << 16).view(np.float32)
             self._storages[key] = values
         return _strided(self._storages[key], tensor)
+
+    def _mapped(self, member: str, dtype: np.dtype) -> np.ndarray:
+        """The numbers of a member where they lie; its checksum is not compared."""
+        entry = self._zip.getinfo(member)
+        with self._path.open("rb") as file:
+            file.seek(entry.header_offset + 26)  # of the lengths of name and extra field
+            lengths = struct.unpack("<HH", file.read(4))
+        return np.memmap(self._path, dtype, "r", entry.header_offset + 30 + sum(lengths),
+                         (entry.file_size // dtype.itemsize,))
 
     def with_arrays(self, described: Any) -> Any:
         """The same with arrays for descriptions of tensors, in place where that can be."""

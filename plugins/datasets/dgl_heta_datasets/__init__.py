@@ -1,4 +1,4 @@
-"""Real graphs by name: the Debian archive, and the history of any git repository."""
+"""Real graphs: the Debian archive, the history of any git repository, large published ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from dgl_heta import Dataset, hookimpl
+from dgl_heta import Dataset, Reader, hookimpl
 
 if TYPE_CHECKING:
     from dgl_heta import GraphSource
@@ -53,3 +53,10 @@ class Git(Dataset):
 @hookimpl
 def dgl_heta_datasets() -> list[Dataset]:
     return [Debian(), Git()]
+
+
+@hookimpl
+def dgl_heta_readers() -> list[Reader]:
+    from dgl_heta_datasets.published import Hgb, Igb, Mag240m
+
+    return [Mag240m(), Igb(), Hgb()]

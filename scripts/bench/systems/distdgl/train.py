@@ -92,30 +92,83 @@ class Attention(nn.Module):
         nn.init.xavier_uniform_(self.key)
         nn.init.xavier_uniform_(self.value)
 
+    def scores(self, graph: Any, source: tuple[Tensor, Tensor], query: Tensor) -> None:
+        """Put values on sources ("v") and a score for each head on edges ("s")."""
+        key, value = source
+        graph.srcdata["k"], graph.srcdata["v"] = key.view(self.shape), value.view(self.shape)
+        query = query.view(self.shape) * self.prior[:, None] / self.shape[2] ** 0.5
+        graph.dstdata["q"] = torch.einsum("nhe,hde->nhd", query, self.key)
+        graph.apply_edges(fn.u_dot_v("k", "q", "s"))
+
     def forward(self, graph: Any, rows: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
         with graph.local_scope():
-            (key, value), query = rows
-            graph.srcdata["k"], graph.srcdata["v"] = key.view(self.shape), value.view(self.shape)
-            query = query.view(self.shape)
-            graph.dstdata["q"] = torch.einsum("nhe,hde->nhd", query, self.key)
-            graph.apply_edges(fn.u_dot_v("k", "q", "s"))
-            score = graph.edata["s"] * self.prior[:, None] / self.shape[2] ** 0.5
-            graph.edata["a"] = edge_softmax(graph, score)
+            self.scores(graph, *rows)
+            graph.edata["a"] = edge_softmax(graph, graph.edata["s"])
             graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
             return torch.einsum("nhd,hde->nhe", graph.dstdata["out"], self.value).flatten(1)
 
 
-class Transformer(nn.Module):
-    """An HGT layer: keys, values and queries per node type, the mean over relations."""
+class Largest(nn.Module):
+    """The largest score of a destination's in-edges by one relation, by head."""
 
-    def __init__(self, g: Any, hidden: int, heads: int) -> None:
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, graph: Any, rows: Any) -> Tensor:
+        with graph.local_scope():
+            self.attention.scores(graph, *rows)
+            graph.update_all(fn.copy_e("s", "m"), fn.max("m", "top"))
+            return graph.dstdata["top"]
+
+
+class Weighted(Largest):
+    """Sums of values, and of the weights that they have, of one relation's in-edges."""
+
+    def forward(self, graph: Any, rows: Any) -> Tensor:
+        source, (query, top) = rows
+        with graph.local_scope():
+            self.attention.scores(graph, source, query)
+            graph.dstdata["top"] = top
+            graph.apply_edges(fn.e_sub_v("s", "top", "d"))
+            graph.edata["a"] = graph.edata["d"].exp()
+            graph.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
+            graph.update_all(fn.copy_e("a", "m"), fn.sum("m", "sum"))
+            out = torch.einsum("nhd,hde->nhe", graph.dstdata["out"], self.attention.value)
+            return torch.cat([out, graph.dstdata["sum"]], 2)
+
+
+class Joint(nn.Module):
+    """Attention whose softmax is over the edges of all relations (Hu et al. 2020, §3.1)."""
+
+    def __init__(self, g: Any, heads: int, width: int) -> None:
+        super().__init__()
+        each = {e: Attention(heads, width) for e in g.etypes}
+        self.top = dglnn.HeteroGraphConv({e: Largest(a) for e, a in each.items()}, aggregate="max")
+        self.sums = dglnn.HeteroGraphConv({e: Weighted(a) for e, a in each.items()},
+                                          aggregate="sum")
+
+    def forward(self, block: Any, rows: tuple[dict[str, Any], dict[str, Tensor]]
+                ) -> dict[str, Tensor]:
+        source, query = rows
+        with torch.no_grad():  # what is subtracted from all scores has no gradient
+            top = self.top(block, rows)
+        sums = self.sums(block, (source, {t: (query[t], x) for t, x in top.items()}))
+        return {t: (x[..., :-1] / x[..., -1:].clamp_min(1e-30)).flatten(1)
+                for t, x in sums.items()}
+
+
+class Transformer(nn.Module):
+    """An HGT layer: keys, values and queries per node type; the mean over relations, or `joint`."""
+
+    def __init__(self, g: Any, hidden: int, heads: int, joint: bool = False) -> None:
         super().__init__()
         self.key = nn.ModuleDict({t: nn.Linear(hidden, hidden) for t in g.ntypes})
         self.value = nn.ModuleDict({t: nn.Linear(hidden, hidden) for t in g.ntypes})
         self.query = nn.ModuleDict({t: nn.Linear(hidden, hidden) for t in g.ntypes})
         self.out = nn.ModuleDict({t: nn.Linear(hidden, hidden) for t in g.ntypes})
         self.skip = nn.ParameterDict({t: nn.Parameter(torch.zeros(())) for t in g.ntypes})
-        self.conv = dglnn.HeteroGraphConv(
+        self.conv = Joint(g, heads, hidden // heads) if joint else dglnn.HeteroGraphConv(
             {e: Attention(heads, hidden // heads) for e in g.etypes}, aggregate="mean")
 
     def forward(self, block: Any, states: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -138,8 +191,8 @@ class Model(nn.Module):
         hidden, heads = args.hidden, args.heads
 
         def layer() -> nn.Module:
-            if args.model == "hgt":
-                return Transformer(g, hidden, heads)
+            if args.model.startswith("hgt"):
+                return Transformer(g, hidden, heads, args.model == "hgt-exact")
             if args.model == "rgat":
                 return Convolution(lambda: dglnn.GATConv(
                     hidden, hidden // heads, heads, allow_zero_in_degree=True, bias=False),
@@ -230,7 +283,8 @@ def main() -> None:
     parser.add_argument("--part-config", required=True)
     parser.add_argument("--target", required=True)
     parser.add_argument("--classes", type=int, required=True)
-    parser.add_argument("--model", choices=["rgcn", "rgat", "hgt"], default="rgcn")
+    parser.add_argument("--model", choices=["rgcn", "rgat", "hgt", "hgt-exact"],
+                        default="rgcn")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--fanouts", default="25,20")

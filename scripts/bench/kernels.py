@@ -1,12 +1,13 @@
-"""Attention kernels against PyTorch operators, one thread, forward and backward, interleaved.
+"""Kernels against NumPy's and PyTorch's, one thread, forward and backward, interleaved.
 
-    python scripts/bench/attention.py [--rows 20000] [--degree 20] [--width 64] [--heads 4]
-    python scripts/bench/attention.py --features 128 [--sources 200000]
+    python scripts/bench/kernels.py [--rows 20000] [--degree 20] [--width 64] [--heads 4]
+    python scripts/bench/kernels.py --features 128 [--sources 200000]
+    python scripts/bench/kernels.py --gather [--rows 56000]
 
-With `--features`, keys and values are products of projected feature rows of that width: computed
-for all source rows, or taken of queries and of sums (dgl_heta/nn/attended.py). Prints the median
-milliseconds of each over the rounds, and the ratio to ours. Both must agree first, gradients
-included.
+Attention first. With `--features`, keys and values are products of projected feature rows of that
+width: computed for all source rows, or taken of queries and of sums (dgl_heta/nn/attended.py). With
+`--gather`, rows of a table and its sparse optimizer. Prints the median milliseconds of each over
+the rounds, and the ratio to ours. Results of attention must agree first, gradients included.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from common import against_first, in_turns
 from torch import Tensor, nn
 
 from dgl_heta.features.deferred import lazy_rows
+from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.features.row_optimizers import AdamSettings
+from dgl_heta.features.row_table import RowTable
 from dgl_heta.nn import FusedKernel
 from dgl_heta.nn.attended import Reads, edge_dots, weighted_sums
 from dgl_heta.nn.segments import segment_softmax
@@ -31,7 +35,8 @@ from dgl_heta.sampling.blocks import InEdges
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--gather", action="store_true", help="row kernels")
+    parser.add_argument("--rows", type=int, help="default: 20,000, with --gather 56,000")
     parser.add_argument("--degree", type=int, default=20)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
@@ -41,6 +46,10 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    chosen.rows = chosen.rows or (56_000 if chosen.gather else 20_000)
+    if chosen.gather:
+        of_rows(chosen)
+        return
     rows, edges, heads, width = (chosen.rows, chosen.rows * chosen.degree, chosen.heads,
                                  chosen.width)
     sources = chosen.sources or 2 * rows
@@ -58,6 +67,30 @@ def main() -> None:
     report("edge_softmax", chosen.rounds, ours.softmax, theirs.softmax, (scores,))
     report("u_mul_e_sum", chosen.rounds, ours.attend, theirs.attend, (weights, states))
     report("all three", chosen.rounds, ours.attention, theirs.attention, (queries, states))
+
+
+def of_rows(chosen: argparse.Namespace) -> None:
+    """Rows gathered, and a step of Adam on some rows."""
+    rng = np.random.default_rng(0)
+    total = chosen.rows * 11 // 10
+    array = rng.standard_normal((total, chosen.width), dtype=np.float32)
+    ids = rng.permutation(total)[:chosen.rows].astype(np.int64)
+    tensor, index = torch.from_numpy(array), torch.from_numpy(ids)
+    gathers = in_turns({
+        "dgl-heta": lambda: gather_rows(array, ids),
+        "numpy array[ids]": lambda: array[ids],
+        "torch tensor[ids]": lambda: tensor[index],
+        "torch index_select": lambda: tensor.index_select(0, index)}, chosen.rounds)
+    grads = torch.from_numpy(rng.standard_normal((chosen.rows, chosen.width), dtype=np.float32))
+    table, adam = RowTable(tensor.clone()), AdamSettings()
+    weight = nn.Parameter(tensor.clone())
+    optimizer = torch.optim.SparseAdam([weight], lr=0.01)
+    weight.grad = torch.sparse_coo_tensor(index.unsqueeze(0), grads, weight.shape).coalesce()
+    order = ids.argsort()
+    updates = in_turns({
+        "dgl-heta": lambda: table.update(ids[order], grads, 1.0, adam),
+        "torch.optim.SparseAdam": optimizer.step}, chosen.rounds)
+    print(against_first("gather", gathers), against_first("sparse Adam", updates), sep="\n\n")
 
 
 def of_features(chosen: argparse.Namespace, edges: InEdges, sources: int) -> None:

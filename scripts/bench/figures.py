@@ -1,0 +1,340 @@
+"""What paper.py makes: a table or figure of a paper is an entry of `FIGURES`.
+
+An entry says which commands measure it, which of their rows and columns it shows, and what the
+paper has there. Numbers of the papers are those of their tables and texts; bars of their figures
+are not read off. Illustrations without numbers (Heta, Fig. 1, 2, 3, 5 and 7, HiFuse, Fig. 1 to 6,
+CATGNN, Fig. 1, 3 and 5) are no entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paper_sources import (
+    Call,
+    Column,
+    Figure,
+    counts,
+    learned,
+    on_disk,
+    relational_counts,
+    rows_of,
+    stored,
+    weights,
+)
+
+ALL = "mag freebase donor igb-het mag240m"
+CUTS = "--cohesion 0 0.5 0.95"
+STEADY = "--steps 12 --repeats 3 --within 0.1"
+SMALL = {"mag": 0.01, "freebase": 0.01, "donor": 0.01, "igb-het": 0.001, "mag240m": 0.0005}
+GRAPHLEARN = ("GraphLearn, unless --graphlearn names the Python of an environment that has it "
+              "(built from source without CUDA: docs/measurements/distdgl.md)")
+GPU = "it needs an NVIDIA GPU: `scripts/gpu.sh` on a machine that has one (docs/gpu.md)"
+REAL = "debian git:."
+REAL_GET = "the plugin dgl-heta-datasets; for git: a clone of this repository with its history"
+NOT_HERE = "the paper's 16 graphs are not on disk: dgl.data and ogb download them"
+
+
+def beside(systems: str, shapes: str = ALL, models: str = "rgcn", more: str = "",
+           small: str = "mag", cuts: str = CUTS) -> Call:
+    """DistDGL and others; quickly on one small graph."""
+    return Call("compare.py", f"--systems {systems} {more}",
+                f"--shapes {shapes} --models {models} {STEADY} {cuts}",
+                f"--shapes {small} --models {models.split()[0]} --scale {SMALL[small]:g}")
+
+
+def real(systems: str, models: str = "rgcn", more: str = "") -> Call:
+    """The same on real graphs."""
+    return Call("compare.py", f"--systems {systems} {more}",
+                f"--shapes {REAL} --models {models} {STEADY}", full_only=True, get=REAL_GET)
+
+
+def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels: str) -> Call:
+    """What `dgl-heta plan --compare` counts of a synthetic graph."""
+    small = f"{SMALL[graph]:g}"
+    return Call("dgl-heta", "plan", *(f"synthetic-{graph}:scale={s} --compare {more}".replace(
+        ":scale=", f":cohesion={labels.get('cohesion', '0')},scale=") for s in (scale, small)),
+        read=rows_of("methods"), labels=tuple({"graph": graph, **labels}.items()),
+        full_only=full_only)
+
+
+def planned_real(graph: str, more: str) -> Call:
+    """The same of a real one."""
+    return Call("dgl-heta", f"plan {graph} --compare {more}", read=rows_of("methods"),
+                labels=(("graph", graph),), get=REAL_GET)
+
+
+SECONDS = Column("s/step", "seconds", digits=3)
+FASTER = Column("METIS ÷ this", "faster")
+BYTES = Column("MB/step", "bytes", 1e-6)
+FEWER = Column("fewer bytes, %", "fewer", digits=1)
+STAGES = tuple(Column(f"{s}, %", f"stages/{s}", share=True, digits=0)
+               for s in ("sample", "features", "forward", "backward", "update"))
+STEP_BYTES = Column("MB of a step", "total_bytes_per_epoch", 1e-6, per="steps_per_epoch")
+PLANNED = (STEP_BYTES, *(Column(f"of it {c}", f"bytes_per_epoch/{c}", 1e-6, per="steps_per_epoch")
+                         for c in ("sampling", "features", "learnable", "partials", "gradients")))
+WHERE = ("shape", "cohesion", "model", "system")
+ACCURACY = Column("test accuracy", "test_acc", digits=4)
+PARTS = Call("compare.py", "--repeats 0 --systems metis random heta", f"--shapes {ALL}",
+             "--shapes mag --scale 0.01", read=rows_of("parts"))
+
+HETA = (
+    Figure("heta-example", "Bytes of a step of R-GCN on MAG240M, two machines (§4)",
+           (planned("mag240m", "0.01", "--batch-size 512 --fanouts 25,20"),),
+           ("graph", "name"), PLANNED,
+           paper={("DistDGL METIS",): {"MB of a step": 92.3},
+                  ("meta, replication none",): {"MB of a step": 8.0},
+                  ("meta",): {"MB of a step": 0.5}}, paper_by=("name",),
+           note="The paper's rows are of float16 and its example leaves gradients of parameters "
+                "out; ours are of float32, partial aggregations of all layers that read them."),
+    Figure("heta-fig4", "Stages in shares of an epoch of DistDGL, METIS (§2.3)",
+           (beside("metis", "mag freebase igb-het mag240m", cuts=""),), ("shape", "model"), STAGES,
+           only=(("system", ("metis",)),), stacked=True,
+           says="sampling, fetching features and updating learnable features take over 60 % of an "
+                "epoch of R-GCN on three large data sets."),
+    Figure("heta-fig6", "Weights of ogbn-mag's sub-metatrees, millions (§5, step 2)",
+           (Call("weights", made=weights),), ("sub-metatree",),
+           (Column("all vertices and links, as here", "all", 1e-6, 1),
+            Column("leaves alone (Algorithm 2, line 8)", "leaves", 1e-6, 1)),
+           paper={("author writes paper",): {"all vertices and links, as here": 17},
+                  ("field rev-has_topic paper",): {"all vertices and links, as here": 16},
+                  ("paper cites paper",): {"all vertices and links, as here": 27}},
+           note="The weights in Fig. 6 are those of all vertices and links of a sub-metatree. Line "
+                "8 of Algorithm 2 sums leaves alone, which gives others."),
+    Figure("heta-prop1", "Largest relative difference of RAF from one process (Prop. 1)",
+           (Call("tests.support.exactness", full="--parts 2 3 4", quick="--parts 2", table=True),),
+           ("workers", "cases"),
+           tuple(Column(k, k, digits=16) for k in ("logits", "loss", "gradients", "parameters",
+                                                   "features")), says="they are equal."),
+    Figure("heta-prop2", "Bytes of a step against fanout (Prop. 2)",
+           tuple(planned("mag", "0.1", f"--fanouts {f}", full_only=f == "25,20", fanouts=f)
+                 for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,
+           says="messages are proportional to boundary nodes, whatever the fanout."),
+    Figure("heta-prop3", "Boundary nodes against cut edges (Prop. 3)",
+           (*(planned(g, s, "", full_only=g == "mag" or c == "0.5", cohesion=c)
+              for g, s in (("mag", "0.05"), ("freebase", "0.02")) for c in ("0", "0.5", "0.95")),
+            *(planned_real(g, "--fanouts 10,5") for g in REAL.split())),
+           ("graph", "cohesion", "name"),
+           (Column("boundary nodes", "boundary_nodes", digits=0),
+            Column("cut edges", "cut_edges", digits=0), STEP_BYTES),
+           says="max |B(G1)|, |B(G2)| ≤ E(G1, G2)."),
+    Figure("heta-table1", "Shapes", (Call("counts", made=counts),), ("graph",),
+           tuple(Column(k, k, digits=0) for k in ("nodes", "types", "edges", "relations",
+                                                  "with features", "classes")),
+           paper={(g,): dict(zip(("nodes", "types", "edges", "relations", "with features",
+                                  "classes"), numbers)) for g, numbers in {
+               "mag": (1.9e6, 4, 4.2e7, 7, 1, 349), "freebase": (1.2e7, 8, 1.3e8, 64, 0, 8),
+               "donor": (9.7e6, 7, 2.5e7, 14, 7, 2), "igb-het": (2.6e7, 4, 4.9e8, 7, 4, 2983),
+               "mag240m": (2.4e8, 3, 3.4e9, 5, 1, 153)}.items()}),
+    Figure("heta-table2", "Bytes between two machines, R-GCN",
+           (beside("metis metis-vol heta heta-exact"), real("metis metis-vol heta heta-exact")),
+           ("shape", "cohesion", "system"),
+           (BYTES, FEWER, Column("sampling", "causes/sampling", 1e-6),
+            Column("features", "causes/features", 1e-6),
+            Column("learnable", "causes/learnable", 1e-6),
+            Column("partials", "causes/partials", 1e-6),
+            Column("gradients and the rest", "causes/rest", 1e-6)),
+           paper_by=("shape", "system"), paper={
+               (g, system): {"MB/step": f"{gb:g} GB an epoch"} | (
+                   {"fewer bytes, %": fewer} if system == "heta" else {})
+               for g, of, fewer in (
+                   ("mag", (33.76, 42.66, 1.08), 96.8), ("freebase", (1.08, 1.45, 0.57), 47.22),
+                   ("donor", (6.8, 8.76, 0.51), 92.5),
+                   ("igb-het", (1702.93, 1680.43, 80.16), 95.29),
+                   ("mag240m", (108.87, 79.45, 1.72), 98.42))
+               for system, gb in zip(("metis", "metis-vol", "heta"), of)}, missing=(GRAPHLEARN,)),
+    Figure("heta-table3", "Partitioning: seconds of the call, memory of the process",
+           (PARTS,), ("shape", "parts"),
+           (Column("seconds", "call_s"), Column("peak GB", "peak_mb", 1e-3)),
+           paper={(g, parts): {"seconds": seconds, "peak GB": gb} for g, parts, seconds, gb in (
+               ("mag240m", "random", 14040, 917.3), ("mag240m", "metis", 25920, 847.7),
+               ("mag240m", "meta", 1236, 406.3), ("igb-het", "random", 1131, 253.0),
+               ("igb-het", "metis", 3014, 261.9), ("igb-het", "meta", 549, 132.8))},
+           note="ogbn-mag at full size from files: `partition.py`.", missing=(GRAPHLEARN,)),
+    Figure("heta-table4", "What two machines hold, GB",
+           (Call("stored", made=stored), replace(PARTS, read=on_disk)), ("shape", "strategy"),
+           tuple(Column(k, k, 1e-9) for k in ("total", "topology", "features", "learnable")),
+           paper={(g, strategy): {"total": total} | ({"topology": of[0], "features": of[1]}
+                                                     if of else {})
+                  for g, rows in {
+                      "mag": ((1.80, 1.10, 0.70), (2.30, 1.60, 0.70), (1.89,), (2.35,)),
+                      "freebase": ((1.95, 1.95, 0), (2.08, 2.08, 0), (5.77,), (5.52,)),
+                      "donor": ((24.24, 0.46, 23.78), (43.33, 1.10, 42.23), (24.03,), (23.18,)),
+                      "igb-het": ((207.37, 9.22, 198.15), (216.78, 18.63, 198.15), (121.02,),
+                                  (122.60,)),
+                      "mag240m": ((407.68, 59.13, 348.55), (447.04, 98.49, 348.55), (314.45,),
+                                  (329.89,))}.items()
+                  for strategy, (total, *of) in zip(("MP (2-hop)", "MP (3-hop)", "metis, on disk",
+                                                     "random, on disk"), rows)},
+           note="MP at full size, as plans predict it; learnable features, with two moments of "
+                "Adam, are not in the total, as in the paper. Parts on disk are at the scale of "
+                "heta-table3's command.", missing=(GRAPHLEARN,)),
+    Figure("heta-fig8", "What a miss costs, by node type (§6)",
+           (Call("cache.py", "--policies miss_penalty --capacities 0.25 --graph donor "
+                 "--graph synthetic-mag:scale=0.05", "--reads direct --rounds 3"),),
+           ("graph", "type"), (Column("ns per byte", "penalty", 1e9, 2),),
+           says="narrow features have larger ratios, and learnable ones larger than static ones.",
+           note="From disk and memory here; on a GPU over PCIe there."),
+    Figure("heta-fig9", "Epoch times, METIS ÷ each system",
+           (beside("metis random metis-vol metis+cache heta heta-shared heta-exact",
+                   models="rgcn rgat hgt hgt-exact"),
+            real("metis metis-vol heta heta-exact", "rgcn rgat hgt hgt-exact")), WHERE,
+           (FASTER, SECONDS, BYTES),
+           says="1.9 to 5.3 × over DGL, 1.5 to 4.4 × over GraphLearn; 2.8, 2.6 and 2.4 on average "
+                "for R-GCN, R-GAT and HGT; up to 3.1 over METIS, 2.6 over it with a cache.",
+           missing=(GRAPHLEARN,)),
+    Figure("heta-fig10", "Stages of R-GCN in shares of a step",
+           (beside("metis heta", "igb-het mag240m", small="igb-het", cuts=""),),
+           ("shape", "system"), STAGES, stacked=True,
+           says="sampling, features and updates shrink; forward grows slightly."),
+    Figure("heta-fig11", "A cache against none, R-GCN",
+           (Call("cache.py", "--policies hotness miss_penalty --capacities 0.25 1.0",
+                 "--reads direct --rounds 3", ""),),
+           ("graph", "policy", "capacity, MB"),
+           (Column("none ÷ this", "faster"), Column("s/epoch", "seconds", digits=3)),
+           says="up to 1.6 × as fast as none; 15 % (MAG240M) and 13 % (Donor) over hotness alone.",
+           note="Features larger than memory, from disk here; from memory to GPUs there."),
+    Figure("heta-fig12", "Rows found in the cache, by node type",
+           (Call("cache.py", "--policies hotness miss_penalty --capacities 0.25 1.0",
+                 "--reads direct --rounds 3", ""),),
+           ("graph", "policy", "capacity, MB", "type"), (Column("found, %", "hits", 100, 0),),
+           says="MAG240M's papers 67 %, DGL-Opt 11 %; R-GAT on IGB-HET is the figure's own graph."),
+    Figure("heta-fig13", "Seconds of an epoch of R-GAT against machines",
+           tuple(Call("compare.py", f"--systems metis heta --hosts {h} --global-batch 1024",
+                      f"--shapes donor mag --models rgat {STEADY} {CUTS}",
+                      "--shapes donor --models rgat --scale 0.01", full_only=h not in (2, 4),
+                      labels=(("cores of a host", f"{min(1, 2 / h):g}"),))
+                 for h in (2, 3, 4, 8)),
+           ("shape", "cohesion", "hosts", "cores of a host", "system"), (SECONDS, FASTER, BYTES),
+           says="Heta speeds up to 4 machines; DGL-Opt and GraphLearn slow down from 3 to 4.",
+           note="Hosts are emulated on two cores, which more than two hosts share; the batch over "
+                "all of them is 1,024, so an epoch has as many steps at any number.",
+           missing=("one machine: DistDGL has nothing to move there (training.py --workers 1)",
+                    GRAPHLEARN)),
+    Figure("heta-fig14", "RAF without duplication of relations, and meta-partitioning",
+           (beside("metis relation-random heta", cuts=""), real("metis relation-random heta")),
+           ("shape", "system"), (FASTER, SECONDS, BYTES),
+           says="RAF alone 1.2 to 2 × DGL on ogbn-mag, Freebase and MAG240M, at most 1.05 on "
+                "IGB-HET and Donor; meta-partitioning 1.5 to 2.3 × that, with 5 to 22 × fewer "
+                "messages."),
+    Figure("heta-fig15", "Seconds against hidden width, R-GCN",
+           tuple(Call("compare.py", f"--systems metis metis+cache heta --hidden {w}",
+                      f"--shapes mag donor --scale 0.05 {STEADY}", "--shapes mag --scale 0.005",
+                      full_only=w not in (64, 256)) for w in (64, 128, 256, 512, 1024)),
+           ("shape", "hidden", "system"), (FASTER, SECONDS, BYTES),
+           says="1.7 × over DGL-Opt at a width of 1,024, on ogbn-mag."),
+    Figure("heta-fig16", "Seconds against fanout and hops, R-GCN",
+           tuple(Call("compare.py", f"--systems metis metis+cache heta --fanouts {f}",
+                      f"--shapes igb-het mag --scale 0.01 {STEADY}",
+                      "--shapes igb-het --scale 0.0005", full_only=f not in ("10,10", "10,10,10"))
+                 for f in ("10,10", "25,20", "40,40", "10,10,10", "25,20,20")),
+           ("shape", "fanouts", "system"), (FASTER, SECONDS, BYTES),
+           says="2.3 to 4.9 × over DGL-Opt on IGB-HET; GraphLearn runs out of memory at 25,20,20.",
+           missing=(GRAPHLEARN,)),
+    Figure("heta-fig17", "Accuracy against time: workers and one worker",
+           tuple(Call("training.py", f"--graphs {g} --ways exact replica --set model.dropout=0.3",
+                      "--models rgcn rgat hgt --workers 1 2 --seeds 3 --epochs 8",
+                      "--workers 1 2 --epochs 3", read=rows_of("runs"), get=REAL_GET)
+                 for g in REAL.split()),
+           ("graph", "model", "workers", "way"), (ACCURACY,), curve=learned,
+           says="0.66 on MAG240M and 0.68 on IGB-HET, as DGL."),
+    Figure("heta-fig17-distdgl", "Accuracy after training, beside DistDGL",
+           (Call("compare.py", "--systems metis heta heta-exact --steps 0 --evaluate",
+                 "--shapes mag --scale 0.02 --epochs 8 --repeats 3",
+                 "--shapes mag --scale 0.003"),), ("shape", "system"),
+           (Column("test accuracy", "test", digits=3), SECONDS)),
+    Figure("heta-fig18", "SeHGNN on several workers (technical report)",
+           (Call("training.py", "--models sehgnn nars --ways exact",
+                 "--graphs debian synthetic-mag:scale=0.05 --workers 1 2 4 --seeds 3 --epochs 20",
+                 "--graphs debian --workers 1 2 --epochs 2", read=rows_of("runs")),),
+           ("graph", "model", "workers"),
+           (Column("s/epoch", "seconds/total", digits=2), ACCURACY), curve=learned,
+           says="1.3 and 1.6 × as fast on 2 and 4 GPUs, with comparable validation accuracy."),
+)
+
+CATGNN = (
+    Figure("catgnn-table1", "Memory of METIS and of SPRING",
+           (Call("writing.py", "--metis", "--edges 10 50", "--edges 0.5", table=True),), ("edges",),
+           (Column("METIS, MB", "METIS, MB", digits=0),
+            Column("SPRING, assigning, MB", "assigning, MB", digits=0),
+            Column("SPRING, writing, MB", "writing part, MB", digits=0)),
+           says="METIS takes 0.81 to 48.64 GB for graphs of 0.03 to 3.59 GB, and more than 96 for "
+                "OGB-Papers (Table 1); an order of magnitude more than CATGNN (Fig. 8).",
+           missing=(NOT_HERE,)),
+    Figure("catgnn-table2", "Clusters of SPRING before and after merging (Table 2, Fig. 4)",
+           (Call("replication.py", "", "--graphs communities,rmat,grid,debian,git:.",
+                 "--graphs communities,grid"),), ("graph", "parts"),
+           (Column("clusters", "clusters", digits=0), Column("merged", "merged", digits=0)),
+           says="904 → 411 (Citeseer) to 33,256 → 6,345 (Yelp); 24,544 → 250 on OGB-Arxiv.",
+           missing=(NOT_HERE,)),
+    Figure("catgnn-table3", "Data sets", missing=(
+        f"{NOT_HERE}. Figures are of planted communities, R-MAT, a grid, and the real graphs "
+        "debian and git",)),
+    Figure("catgnn-fig6", "Replication factors beside four streams and METIS",
+           (Call("replication.py", "", "--graphs communities,rmat,grid,debian,git:.",
+                 "--graphs communities,grid"),), ("graph", "parts"),
+           tuple(Column(n, f"factors/{n}", digits=3)
+                 for n in ("spring", "hdrf", "dbh", "powergraph", "2ps-l", "metis")),
+           says="SPRING has the least of the streams everywhere, by 50 % on average.",
+           missing=(NOT_HERE,)),
+    *(Figure(f"catgnn-{name}", title,
+             (Call("averaging.py", f"--tables {table}", "--graphs communities:nodes=4000 debian",
+                   ""),), by, columns, says=says, missing=(NOT_HERE,))
+      for name, title, table, by, columns, says in (
+          ("fig2", "Torn neighbour lists and hops of neighbours (Fig. 2, 12)", "hops",
+           ("graph", "parts", "hops"),
+           (Column("on the whole graph", "whole", digits=4),
+            Column("on the parts", "own", digits=4)),
+           "torn lists cost accuracy, two and three hops add none."),
+          ("fig7", "Accuracy on parts, and in one process", "models", ("graph", "model", "parts"),
+           (ACCURACY,), "the same level for all models and graphs."),
+          ("fig9", "Accuracy of averages, beside gradients averaged at each step", "curves",
+           ("graph", "model", "parts"), (ACCURACY,), "the same after 50 epochs, slower at first."),
+          ("fig11", "Epochs between averages", "sync", ("graph", "parts", "sync_every"),
+           (ACCURACY,), "unchanged to 10 or 20 epochs, then less."))),
+    Figure("catgnn-fig10", "OGB-Papers on 32 parts", missing=(
+        "OGB-Papers (111 M nodes, 3.2 G edges, 57 GB: ogb's ogbn-papers100M) is not on disk, and "
+        "would take more than this machine's memory",)),
+)
+
+STEPS = Call("ablation.py", "", "--rounds 5", "--shapes aifb")
+OPERATORS = Call("gpu_merged.py", "--device cpu", "", "--graphs aifb --scale 0.1 --rounds 2",
+                 table=True)
+HIFUSE = (
+    Figure("hifuse-table1", "Processor and GPU time of an epoch", says="0.13 and 0.04 of it.",
+           missing=(GPU,)),
+    Figure("hifuse-table2", "Shapes", (Call("relational_counts", made=relational_counts),),
+           ("graph",), tuple(Column(k, k, digits=0)
+                             for k in ("nodes", "edges", "types", "relations")),
+           paper={(g,): dict(zip(("nodes", "edges", "types", "relations"), numbers))
+                  for g, numbers in {"aifb": (7262, 48810, 7, 104), "bgs": (94806, 672884, 27, 122),
+                                     "mutag": (27163, 148100, 5, 50),
+                                     "am": (1885136, 5668682, 7, 108)}.items()}),
+    Figure("hifuse-fig7", "All of it against relation by relation",
+           (STEPS,), ("graph", "model", "configuration"), (Column("× as fast", "faster"),),
+           only=(("configuration", ("all",)),),
+           says="2.38 × PyG on average, up to 3.04, on a GPU.",
+           missing=(f"beside PyG on a GPU: {GPU}",)),
+    Figure("hifuse-fig8", "Operators of a step (kernels on a GPU)",
+           (STEPS,), ("graph", "model", "configuration"),
+           (Column("operators", "operators", digits=0), Column("fewer, %", "fewer", 100, 0)),
+           only=(("configuration", ("reference", "all")),), says="43.6 to 73.2 % fewer than PyG."),
+    Figure("hifuse-fig9", "Each part alone and together",
+           (STEPS,), ("graph", "model", "configuration"), (Column("× as fast", "faster"),),
+           says="reorganising 1.17, merging with it 1.83, threads 1.7, a pipeline 2.2, at most."),
+    Figure("hifuse-fig10", "Processor ÷ GPU time", missing=(GPU,)),
+    Figure("hifuse-fig11", "Operators of forward and backward, beside PyG's layers",
+           (OPERATORS,), ("graph", "model", "system"),
+           (Column("operators", "operators", digits=0),
+            Column("÷ ours", "operators ÷ ours", digits=2)),
+           says="selecting edges on the CPU saves up to 39.8 % of kernels, merging up to 46.3 %.",
+           missing=(f"kernels by stage on a GPU: {GPU}",)),
+    Figure("hifuse-table3", "Throughput of the scatter kernel",
+           says="compute 0.15 → 14.42 %, memory 2.04 → 23.42 % (R-GCN on AM).", missing=(GPU,)),
+)
+
+FIGURES = (*HETA, *CATGNN, *HIFUSE)
+TOGETHER = {"catgnn-fig4": "catgnn-table2", "catgnn-fig8": "catgnn-table1",
+            "catgnn-fig12": "catgnn-fig2"}
+BY_NAME = {figure.name: figure for figure in FIGURES}
+BY_NAME |= {name: BY_NAME[other] for name, other in TOGETHER.items()}

@@ -1,0 +1,299 @@
+"""Tables and figures of the three papers, regenerated: ours beside what the paper says.
+
+    python scripts/bench/paper.py --list
+    python scripts/bench/paper.py heta-table2 heta-fig9 --out results
+    python scripts/bench/paper.py --all --quick --out results
+
+Figures are named by paper and number: heta-… (PVLDB 18(9), 2025; heta-fig18 is of its technical
+report), catgnn-…, hifuse-…. What each one runs, shows and is compared with stands in figures.py.
+For each, DIR has NAME.json, NAME.md and a picture, NAME.svg; DIR/README.md lists all of them. A
+figure that cannot be made here is listed with what it needs; so is a part of one whose data set is
+not on disk, and the rest goes on. A measurement that several figures share is made once; parts of
+graphs are kept in DIR/parts and used again.
+
+The papers measured on other machines, at other scales: compare ratios, not seconds. With each
+result stand commit, machine, load, what else ran, and how far repeats are apart (goal: 10 %).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import (
+    CLI,
+    ROOT,
+    apart,
+    elsewhere,
+    grouped,
+    machine,
+    markdown,
+    parser,
+    progress,
+    run_child,
+    spread,
+    timed,
+    work_dir,
+)
+from figures import BY_NAME, FIGURES, Call, Figure
+
+BENCH = Path(__file__).resolve().parent
+SPREAD = 0.1  # of repeats of one setting, at most
+Rows = list[dict[str, Any]]
+
+
+class Runner:
+    """Makes measurements, each once."""
+
+    def __init__(self, args: argparse.Namespace, temp: Path) -> None:
+        self._args, self._temp = args, temp
+        self._made: dict[tuple[str, ...], Any] = {}
+
+    def command(self, call: Call) -> list[str]:
+        """The words of a command, as a user would write it after `python`."""
+        words = [call.program, *shlex.split(call.options),
+                 *shlex.split(call.quick if self._args.quick else call.full)]
+        if call.program == "compare.py":
+            words += ["--parts", str(self._args.out / "parts")]
+            if self._args.graphlearn and "rgcn" in words:
+                words += ["--graphlearn", self._args.graphlearn]
+        return words
+
+    def shown(self, call: Call) -> str:
+        """The same without the directories of this run; nothing where no program runs."""
+        if call.made:
+            return ""
+        text = " ".join(self.command(call)).replace(str(self._args.out), "DIR")
+        if call.program.endswith(".py"):
+            quick = self._args.quick and not call.table
+            return f"python scripts/bench/{text}{' --quick' * quick}"
+        return text if call.program == "dgl-heta" else f"python -m {text}"
+
+    def calls(self, figure: Figure) -> list[Call]:
+        return [call for call in figure.calls if not (self._args.quick and call.full_only)]
+
+    def rows(self, call: Call) -> Rows:
+        """What a command measured.
+
+        Raises
+        ------
+        SystemExit
+            It failed; the message says why.
+        """
+        words = tuple(self.command(call))
+        if words not in self._made:
+            self._made[words] = call.made() if call.made else self._run(words, call)
+        found = call.read(self._made[words])
+        return [{**row, **dict(call.labels)} for row in found]
+
+    def _run(self, words: Sequence[str], call: Call) -> Any:
+        program, *rest = words
+        what = f"{program} {' '.join(rest)}"
+        if program == "dgl-heta":
+            return run_child([*CLI, *rest, "--json"], what).result
+        file = self._temp / f"{len(self._made)}.json"
+        quick = ["--quick"] * self._args.quick
+        if program.endswith(".py"):
+            script = [sys.executable, str(BENCH / program), *rest, *quick, "--json", str(file)]
+            if not call.table:
+                run_child(script, what, json_wanted=False)
+                return json.loads(file.read_text())
+            return run_child(script[:-2 - len(quick)], what, json_wanted=False).text
+        return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
+
+
+def gathered(figure: Figure, rows: Rows) -> Rows:
+    """A row for each setting: its labels, and for each column our numbers and the paper's."""
+    taken = [row for row in rows if all(str(row.get(k)) in of for k, of in figure.only)]
+    made = []
+    for key, ours in grouped(taken, figure.by, figure.columns).items():
+        if not any(ours.values()):
+            continue  # rows of another kind
+        labels = dict(zip(figure.by, key))
+        said = figure.paper.get(tuple(labels[k] for k in figure.paper_by or figure.by), {})
+        made.append({"labels": labels, "ours": ours, "paper": said})
+    seen = {tuple(r["labels"][k] for k in figure.paper_by or figure.by) for r in made}
+    return made + [
+        {"labels": dict(zip(figure.paper_by or figure.by, key)), "ours": {}, "paper": said}
+        for key, said in figure.paper.items() if key not in seen]
+
+
+def compared_table(figure: Figure, rows: Rows) -> str:
+    """Labels, then for each column ours and, where the paper has numbers, the paper's."""
+    compared = {c.name for c in figure.columns if any(c.name in r["paper"] for r in rows)}
+    header, cells = list(figure.by), []
+    for column in figure.columns:
+        header += [column.name] + ["paper"] * (column.name in compared)
+    for row in rows:
+        line = [row["labels"].get(k, "") for k in figure.by]
+        none = "–" if any(row["ours"].values()) else "not measured"
+        for column in figure.columns:
+            line.append(spread(row["ours"].get(column.name, []), column.digits) or none)
+            if column.name in compared:
+                said = row["paper"].get(column.name, "")
+                line.append(f"{said:g}" if isinstance(said, float | int) else said)
+        cells.append(line)
+    return markdown(header, cells)
+
+
+def draw(figure: Figure, rows: Rows, curves: Rows, file: Path) -> str | None:
+    """A picture as SVG; why there is none, if so."""
+    try:
+        from matplotlib import rcParams
+        from matplotlib.figure import Figure as Picture
+    except ImportError:
+        return "no picture: matplotlib is not installed (pip install 'dgl-heta[charts]')"
+    rcParams["svg.hashsalt"] = "dgl-heta"
+    rows = [r for r in rows if any(r["ours"].values())]
+    if not rows and not curves:
+        return None
+    picture = Picture(figsize=(9, 1.4 + 0.26 * max(len(rows), 6)), layout="constrained")
+    axis = picture.add_subplot()
+    if curves:
+        for curve in curves:
+            axis.plot(curve["x"], curve["y"], marker=".", label=curve["name"])
+        axis.set(xlabel=figure.axes[0], ylabel=figure.axes[1])
+    else:
+        bars(figure, rows, axis)
+    axis.legend(fontsize="small", frameon=False)
+    axis.set_title(figure.title, loc="left", fontsize="medium")
+    axis.spines[["top", "right"]].set_visible(False)
+    picture.savefig(file, metadata={"Date": None})
+    return None
+
+
+def bars(figure: Figure, rows: Rows, axis: Any) -> None:
+    """The first column as bars, with its spread and the paper's numbers; or all, one upon the
+    other."""
+    places = range(len(rows))
+    left = [0.0] * len(rows)
+    for column in figure.columns if figure.stacked else figure.columns[:1]:
+        each = [row["ours"].get(column.name) or [0.0] for row in rows]
+        middle = [statistics.median(x) for x in each]
+        error = None if figure.stacked else [[m - min(x) for m, x in zip(middle, each)],
+                                             [max(x) - m for m, x in zip(middle, each)]]
+        axis.barh(places, middle, left=left, xerr=error, label=column.name)
+        left = [a + b for a, b in zip(left, middle)]
+        said = [(r["paper"].get(column.name), i) for i, r in enumerate(rows)]
+        known = [(x, i) for x, i in said if isinstance(x, float | int)]
+        if known and not figure.stacked:
+            axis.scatter(*zip(*known), marker="D", color="black", label="the paper")
+    axis.set_yticks(places, [" ".join(filter(None, r["labels"].values())) for r in rows])
+    axis.invert_yaxis()
+
+
+def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, Any]:
+    """All of a figure that can be made here; its files are written."""
+    missing = list(figure.missing)
+    rows: Rows = []
+    before, others = machine(), elsewhere()
+    calls = runner.calls(figure)
+    for call in calls:
+        try:
+            rows += runner.rows(call)
+        except SystemExit as error:
+            if not isinstance(error.code, str):  # of a signal
+                raise
+            why = str(error).strip().splitlines() or ["it failed"]
+            told = next((line for line in reversed(why) if "rror:" in line), why[-1])
+            missing.append(f"`{runner.shown(call)}`: {told[:300]}"
+                           + (f". To get it: {call.get}" if call.get else ""))
+    found = gathered(figure, rows)
+    curves = [c for row in rows for c in (figure.curve(row) if figure.curve else ())]
+    first = [row["ours"].get(figure.columns[0].name, []) for row in found] if figure.columns else []
+    spreads = [apart(x) for x in first if len(x) > 1 and statistics.median(x)]
+    result = {
+        "figure": figure.name, "title": figure.title, "paper": figure.says, "quick": args.quick,
+        "commands": [text for text in map(runner.shown, calls) if text], "machine": machine(),
+        "load_before": before["load"], "cores_busy_elsewhere": others(),
+        "repeats": max(map(len, first), default=0), "spread": max(spreads, default=None),
+        "rows": found, "curves": curves, "missing": missing}
+    args.out.mkdir(parents=True, exist_ok=True)
+    why_none = draw(figure, found, curves, args.out / f"{figure.name}.svg")
+    text = report(figure, result, why_none)
+    (args.out / f"{figure.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / f"{figure.name}.md").write_text(text + "\n")
+    print(text, flush=True)
+    return result
+
+
+def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
+    """The page of a figure."""
+    at = result["machine"]
+    parts = [f"## {figure.name}: {figure.title}" + " (quick: not a result)" * result["quick"]]
+    if result["commands"]:
+        parts.append("```console\n" + "\n".join(f"$ {c}" for c in result["commands"]) + "\n```")
+    if any(row["ours"] or row["paper"] for row in result["rows"]):
+        parts.append(compared_table(figure, result["rows"]))
+    parts += [f"The paper: {figure.says}"] * bool(figure.says) + [figure.note] * bool(figure.note)
+    parts += [f"Missing: {what}" for what in result["missing"]] + ([picture] if picture else [])
+    if result["commands"]:
+        far = result["spread"]
+        parts.append(
+            f"{at['cpu']}, {at['cores']} cores, commit {at['versions']['commit']}, load "
+            f"{result['load_before'][0]:g} before and {at['load'][0]:g} after, "
+            f"{result['cores_busy_elsewhere']['all']:g} cores busy elsewhere; {result['repeats']} "
+            "repeats" + ("" if far is None else
+                         f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
+    return "\n\n".join(parts)
+
+
+def index(results: Iterable[dict[str, Any]]) -> str:
+    """All figures, with what each one lacks."""
+    rows = [[f"[{r['figure']}]({r['figure']}.md)", r["title"], str(r["repeats"]),
+             "-" if r["spread"] is None else f"{r['spread']:.0%}",
+             "; ".join(r["missing"]) or "-"] for r in results]
+    return markdown(["figure", "what", "repeats", "apart", "missing"], rows)
+
+
+def chosen_figures(args: argparse.Namespace, options: argparse.ArgumentParser) -> list[Figure]:
+    if args.all:
+        return list(FIGURES)
+    unknown = [name for name in args.figures if name not in BY_NAME]
+    if unknown or not args.figures:
+        options.error(f"there is no figure '{' '.join(unknown)}'; --list names them")
+    return [BY_NAME[name] for name in args.figures]
+
+
+def main() -> None:
+    options = parser(__doc__, "scripts/bench/paper.py heta-fig9 --out results")
+    options.add_argument("figures", nargs="*", metavar="FIGURE")
+    options.add_argument("--all", action="store_true", help="every one")
+    options.add_argument("--list", action="store_true", help="names, titles and what is missing")
+    options.add_argument("--dry-run", action="store_true", help="say what would be run")
+    options.add_argument("--out", type=Path, metavar="DIR", default=Path("paper-results"),
+                         help="where results go (default: paper-results)")
+    options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
+    args = options.parse_args()
+    args.out, args.json = args.out.resolve(), args.json and args.json.resolve()
+    os.chdir(ROOT)  # `git:.` is this repository
+    if args.list:
+        print(markdown(["figure", "what", "missing"], [
+            [f.name, f.title, "; ".join(f.missing) or "-"] for f in FIGURES]))
+        return
+    figures, results = chosen_figures(args, options), []
+    with work_dir(args) as temp:
+        runner = Runner(args, temp)
+        for figure in figures:
+            if args.dry_run:
+                print(f"{figure.name}: {figure.title}", *(
+                    f"  {text}" for text in map(runner.shown, runner.calls(figure)) if text),
+                    sep="\n")
+                continue
+            seconds, result = timed(lambda one=figure: make(one, runner, args))
+            progress(f"{figure.name}: {seconds:.0f} s")
+            results.append({**result, "seconds": seconds})
+            (args.out / "README.md").write_text(index(results) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

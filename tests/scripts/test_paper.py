@@ -1,0 +1,93 @@
+"""scripts/bench/paper.py: figures by name, the paper's numbers beside ours, what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.plugins import ROOT
+from tests.support.waiting import PATIENCE
+
+SCRIPT = ROOT / "scripts/bench/paper.py"
+REFERENCE = """
+import sys
+from types import SimpleNamespace
+sys.path.insert(0, sys.argv[1])
+import train
+import dgl, torch
+torch.manual_seed(0)
+graph = dgl.heterograph({
+    ("a", "r", "b"): (torch.randint(5, (12,)), torch.randint(4, (12,))),
+    ("b", "s", "b"): (torch.randint(4, (9,)), torch.randint(4, (9,)))})
+joint = train.Joint(SimpleNamespace(etypes=["r", "s"]), 2, 3)
+rows = {t: (torch.randn(graph.num_nodes(t), 6), torch.randn(graph.num_nodes(t), 6)) for t in "ab"}
+query = {t: torch.randn(graph.num_nodes(t), 6) for t in "ab"}
+out = joint(graph, (rows, query))["b"]
+for node in range(4):
+    scores, values = [], []
+    for src, etype, _ in graph.canonical_etypes:
+        own, (u, v) = joint.sums.mods[etype].attention, graph.edges(etype=etype)
+        for end in u[v == node]:
+            key, value = (x[end].view(2, 3) for x in rows[src])
+            scores.append((torch.einsum("hd,hde->he", key, own.key) * query["b"][node].view(2, 3)
+                           ).sum(1) * own.prior / 3 ** 0.5)
+            values.append(torch.einsum("hd,hde->he", value, own.value))
+    weights = torch.softmax(torch.stack(scores), 0)[..., None]
+    torch.testing.assert_close(out[node], (weights * torch.stack(values)).sum(0).flatten())
+"""
+
+
+def paper(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, words)], capture_output=True,
+                          text=True, timeout=PATIENCE)
+
+
+def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed(
+        tmp_path: Path) -> None:
+    done = paper("heta-fig6", "hifuse-fig10", "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "heta-fig6.json").read_text())
+    for row in found["rows"]:
+        (ours,), said = row["ours"]["all vertices and links, as here"], row["paper"]
+        assert ours == pytest.approx(said["all vertices and links, as here"], rel=0.03)
+    assert len(found["rows"]) == 3
+    assert found["quick"]
+    assert found["machine"]["versions"]["commit"]
+    assert "all" in found["cores_busy_elsewhere"]
+    assert "quick: not a result" in (tmp_path / "heta-fig6.md").read_text()
+    assert (tmp_path / "heta-fig6.svg").exists()
+    assert "NVIDIA GPU" in (tmp_path / "hifuse-fig10.md").read_text()
+    index = (tmp_path / "README.md").read_text()
+    assert "heta-fig6" in index
+    assert "hifuse-fig10" in index
+
+
+def test_every_figure_says_what_it_runs_or_why_it_cannot() -> None:
+    shown = paper("--list").stdout
+    names = re.findall(r"^\| ([a-z]+-[a-z0-9-]+) \|", shown, re.MULTILINE)
+    dry = paper("--all", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    for name in names:
+        body = dry.stdout.split(f"{name}: ", 1)[1].split("\n")[1:2]
+        (line,) = [x for x in shown.splitlines() if x.startswith(f"| {name} |")]
+        computed = name in ("heta-fig6", "heta-table1", "hifuse-table2")
+        assert computed or body[0].startswith("  ") or not line.endswith("| - |"), name
+
+
+def test_a_figure_of_another_name_is_refused() -> None:
+    done = paper("heta-fig99")
+    assert done.returncode == 2
+    assert "no figure 'heta-fig99'" in done.stderr
+
+
+@pytest.mark.needs("dgl")
+def test_hgt_of_the_benchmark_takes_its_softmax_over_all_relations() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFERENCE, str(SCRIPT.parent / "systems/distdgl")],
+        capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
