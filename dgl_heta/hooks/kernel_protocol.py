@@ -74,6 +74,19 @@ class Kernel(Provider, Protocol):
         """Weighted sums of sources, (S, D) or (S, H, D), with weights (E, H), to (R, H, D)."""
 
     @abstractmethod
+    def u_attend(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                 vectors: Sequence[Tensor], destinations: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Attention of GAT: sums of sources, (S, D) or (S, H, D), weighted by the softmax over each
+        row's edges of LeakyReLU(u · vector + score of v); vectors (H, D), scores of destinations
+        (R, H), to (R, H, D)."""
+
+    @abstractmethod
+    def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],
+                biases: Sequence[Tensor | None] = ()) -> Sequence[Tensor]:
+        """Products of states (n, A), of which several may be one tensor, with (A, B), plus biases
+        (B,) where there are some: (n, B)."""
+
+    @abstractmethod
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
         """Rows of states (n, …): of each by their numbers, int64, or from one to another."""

@@ -128,7 +128,8 @@ class HGNNLayer(nn.Module):
                 return as_a_whole
         into = {ntype: [edges.with_edges() if self._sparse else edges
                         for edges in block.into(ntype)] for ntype in block.num_dst}
-        views = {id(edges): Edges(block, edges, states, self.cross.exchange)
+        products: dict[int, Tensor] = {}
+        views = {id(edges): Edges(block, edges, states, self.cross.exchange, products)
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()

@@ -51,37 +51,16 @@ class HGTLayer(HGNNLayer):
         self.dropout = nn.Dropout(spec.dropout)
 
     def score_all(self, relations: Relations) -> Sequence[Tensor]:
-        heads, each, width = self.heads, self._each, self.width
-        queries = relations.project(self.queries, heads)
-        keys, biases = self._of_sources(self.keys, relations)
         prior = relations.stack([self.prior[slot(edges.relation)] for edges in relations])
         attention = self._weights(self.attention, relations) * (
-            prior / math.sqrt(each)).unsqueeze(2).unsqueeze(3)
-        # Σ_d q_d A_ed, then with the keys' weights: products of the two weights are taken first.
-        weights = torch.einsum("rhed,rhei->rhdi", attention, keys.view(-1, heads, each, width))
-        biases = torch.einsum("rhed,rhe->rhd", attention, biases.view(-1, heads, each))
-        scores = relations.dot_projected(queries, weights)
-        of_rows = relations.matmul(queries, biases.unsqueeze(3))
-        return elementwise(torch.add, scores, relations.spread(
-            elementwise(lambda rows: rows.squeeze(2), of_rows)))
+            prior / math.sqrt(self._each)).unsqueeze(2).unsqueeze(3)
+        return relations.dot_linear(relations.project(self.queries, self.heads), self.keys,
+                                    attention)
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        heads, each, width = self.heads, self._each, self.width
-        values, biases = self._of_sources(self.values, relations)
-        message = self._weights(self.message, relations)
-        of_sums = torch.einsum("rhei,rhed->rhid", values.view(-1, heads, each, width), message)
-        of_totals = torch.einsum("rhe,rhed->rhd", biases.view(-1, heads, each), message
-                                 ).unsqueeze(2)
-        sums = relations.attend_projected(weights, of_sums)
-        totals = elementwise(lambda rows: rows.unsqueeze(2), relations.total(weights))
-        return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
-                           relations.matmul(totals, of_totals))
-
-    @staticmethod
-    def _of_sources(linears: nn.ModuleDict, relations: Relations) -> tuple[Tensor, Tensor]:
-        """Weight and bias of each relation's source type, (relations, …)."""
-        return (relations.of_sources(lambda ntype: linears[slot(ntype)].weight),
-                relations.of_sources(lambda ntype: linears[slot(ntype)].bias))
+        sums = relations.attend_linear(weights, self.values,
+                                       self._weights(self.message, relations))
+        return elementwise(lambda rows: rows.flatten(1), sums)
 
     @staticmethod
     def _weights(of_types: nn.ParameterDict, relations: Relations) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,12 @@ from dgl_heta.errors import InputError, RelationError
 from dgl_heta.models.spec import slot
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.cross import Exchange
+from dgl_heta.nn.graph_attention import SLOPE
 from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.shared import reduce_shared, softmax_shared
+from dgl_heta.planning.compute import MARGIN, attended_before
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import Block, InEdges, RelationBlock
 
 
@@ -35,12 +38,14 @@ class Edges:
     """
 
     def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
-                 exchange: Exchange | None = None) -> None:
+                 exchange: Exchange | None = None,
+                 products: dict[int, Tensor] | None = None) -> None:
         self.relation, self.num_rows = edges.relation, edges.num_rows
         self.source = states[edges.relation.src]
         self._block, self._edges, self._states = block, edges, states
         self._exchange = exchange if edges.shared is not None else None
         self._weighted = False
+        self._products = {} if products is None else products
 
     def _join(self, rows: Tensor, op: str) -> Tensor:
         """Rows (num_rows, …) with what other workers have of their edges."""
@@ -123,6 +128,7 @@ class Edges:
         return Relations([self]).attend([weights], None if states is None else [states])[0]
 
 
+Kind = TypeVar("Kind", bool, str)
 Method = TypeVar("Method", bound=Callable[..., Sequence[Tensor]])
 
 
@@ -138,12 +144,26 @@ def _naming(method: Method) -> Method:
     return named  # type: ignore[return-value]
 
 
+def _chosen(values: Any, at: Sequence[int]) -> Any:
+    """Those of a sequence, or of a tensor's rows, at some places; itself if these are all."""
+    if len(at) == len(values):
+        return values
+    return values[at] if isinstance(values, Tensor) else [values[i] for i in at]
+
+
 class Relations(tuple[Edges, ...]):
     """The in-edges by several relations of a block.
 
     What :class:`Edges` does for one relation, its methods do for all of them, in one call of the
     kernel; arguments and results are lists with an entry for each relation.
+
+    Attributes
+    ----------
+    by_cost : whether products with weights are taken before or after sums, whichever is shorter;
+        else after.
     """
+
+    by_cost = True
 
     @property
     def sources(self) -> list[Tensor]:
@@ -210,17 +230,27 @@ class Relations(tuple[Edges, ...]):
         return [results[i] if i in results else reduce_shared(e._edges, states[i], op, e._join)
                 for i, e in enumerate(self)]
 
+    def reduce_projected(self, op: str, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """:meth:`reduce` of states times a weight (A, B) of each relation: (rows, B).
+
+        Sums and means are linear: products are taken of a relation's sources or, after the sum, of
+        its rows, whichever are fewer.
+        """
+        def run(before: bool, some: Relations, at: list[int]) -> Sequence[Tensor]:
+            own = _chosen(weights, at)
+            if before:
+                return some.reduce(op, kernel_in_use().project(some.sources, own))
+            return some.matmul(some.reduce(op), own)
+
+        return self._by_kind([op in EXTREMES or (
+            self.by_cost and edges._exchange is None
+            and len(edges.source) < MARGIN * edges.num_rows) for edges in self], run)
+
     @_naming
     def dot(self, queries: Sequence[Tensor], states: Sequence[Tensor] | None = None
             ) -> Sequence[Tensor]:
         return kernel_in_use().u_dot_v(
             self._in_edges(), self.sources if states is None else states, queries)
-
-    @_naming
-    def products(self, weights: Tensor) -> Sequence[Tensor]:
-        """For each edge its source's state times its relation's weight, (relations, width, heads):
-        (edges, heads)."""
-        return kernel_in_use().u_mm(self._in_edges(), self.sources, weights)
 
     @_naming
     def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
@@ -262,25 +292,131 @@ class Relations(tuple[Edges, ...]):
         return self._joined(kernel_in_use().u_mul_e_sum_mm(
             self._in_edges(), self.sources, weights, of_sums))
 
+    def dot_linear(self, queries: Sequence[Tensor], linears: nn.ModuleDict, matrices: Tensor
+                   ) -> Sequence[Tensor]:
+        """For each edge, per head, its source's state by the linear layer of its type, times its
+        relation's matrix (relations, H, A, B), times its row's query (rows, H, B): (edges, H)."""
+        heads, width = matrices.shape[1:3]
+
+        def run(before: bool, some: Relations, at: list[int]) -> Sequence[Tensor]:
+            own, matrix = _chosen(queries, at), _chosen(matrices, at)
+            if before:
+                return some.dot(some.matmul(own, matrix.transpose(2, 3)),
+                                some._by_linear(linears, heads, width))
+            weights, biases = some._of_sources(linears)
+            # Σ_b M_ab q_b, then with the layer's weights: the two weights are multiplied first.
+            composed = torch.einsum("rhab,rhai->rhbi", matrix,
+                                    weights.view(-1, heads, width, weights.shape[2]))
+            of_bias = torch.einsum("rhab,rha->rhb", matrix, biases.view(-1, heads, width))
+            scores = some.dot_projected(own, composed)
+            of_rows = some.matmul(own, of_bias.unsqueeze(3))
+            return elementwise(torch.add, scores, some.spread(
+                elementwise(lambda rows: rows.squeeze(2), of_rows)))
+
+        return self._by_kind(self._multiplied_before(heads, width), run)
+
+    def attend_linear(self, weights: Sequence[Tensor], linears: nn.ModuleDict, matrices: Tensor
+                      ) -> Sequence[Tensor]:
+        """:meth:`attend` to the states by the linear layer of their type, per head, times a
+        relation's matrix (relations, H, A, B): (rows, H, B)."""
+        heads, width = matrices.shape[1:3]
+
+        def run(before: bool, some: Relations, at: list[int]) -> Sequence[Tensor]:
+            own, matrix = _chosen(weights, at), _chosen(matrices, at)
+            if before:
+                return some.matmul(some.attend(own, some._by_linear(linears, heads, width)),
+                                   matrix)
+            values, biases = some._of_sources(linears)
+            of_sums = torch.einsum("rhai,rhab->rhib",
+                                   values.view(-1, heads, width, values.shape[2]), matrix)
+            of_totals = torch.einsum("rha,rhab->rhb", biases.view(-1, heads, width), matrix)
+            sums = some.attend_projected(own, of_sums)
+            totals = elementwise(lambda rows: rows.unsqueeze(2), some.total(own))
+            return elementwise(torch.add, sums, some.matmul(totals, of_totals.unsqueeze(2)))
+
+        return self._by_kind(self._multiplied_before(heads, width), run)
+
     def attention(self, weights: Sequence[Tensor], to_sources: Sequence[Tensor],
                   to_rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Each relation's attention over a row's neighbours (GAT, Eq. 3 and 5): (rows, H · D).
 
         Weights (width, H, D) and, of the scores, (H, D) for the source and for the row. Products
-        with the weights are taken after the sum, per row: before it would be one per source row.
+        with the weights are taken of a relation's sources, of the source of each edge or, after the
+        sum, of its rows, whichever is shorter.
         """
         whole = torch.stack(list(weights))
-        to_source, to_row = (torch.einsum("rihd,rhd->rhi", whole, torch.stack(list(vectors)))
-                             for vectors in (to_sources, to_rows))
+        to_row = torch.einsum("rihd,rhd->rhi", whole, torch.stack(list(to_rows)))
         of_rows = self.matmul(self.destinations, to_row.transpose(1, 2))
-        if sum(edges.num_edges for edges in self) <= sum(map(len, self.sources)):
-            scores = elementwise(torch.add, self.products(to_source.transpose(1, 2)),
-                                 self.spread(of_rows))
-        else:
-            scores = self.add([x @ to.t() for x, to in zip(self.sources, to_source)], of_rows)
-        scores = elementwise(lambda x: F.leaky_relu(x, 0.2), scores)
-        products = self.attend_projected(self.softmax(scores), whole.transpose(1, 2))
-        return elementwise(lambda rows: rows.flatten(1), products)
+        kinds = ["cut" if edges._exchange is not None else "before" if attended_before(
+            min(len(edges.source), edges.num_edges), edges.num_edges, edges.num_rows,
+            *whole.shape[1:]) else "after" for edges in self]
+        results = self._by_kind(kinds, lambda kind, some, at: some._attention(
+            kind, _chosen(whole, at), _chosen(to_sources, at), _chosen(of_rows, at)))
+        return elementwise(lambda rows: rows.flatten(1), results)
+
+    @_naming
+    def _attention(self, kind: str, weights: Tensor, to_sources: Sequence[Tensor],
+                   of_rows: Sequence[Tensor]) -> Sequence[Tensor]:
+        kernel, csc, states = kernel_in_use(), self._in_edges(), self.sources
+        if kind == "before":
+            for i, (edges, x) in enumerate(zip(csc, states)):
+                if len(edges.indices) < len(x):
+                    (states[i],) = kernel.gather([x], [edges.indices.long()])
+                    csc[i] = InEdges(edges.indptr, torch.arange(
+                        len(edges.indices), dtype=torch.int32, device=x.device))
+            states = kernel.project(states, list(weights.flatten(2)))
+            return kernel.u_attend(csc, [x.view(-1, *weights.shape[2:]) for x in states],
+                                   to_sources, of_rows)
+        per_head = weights.transpose(1, 2)
+        vectors = torch.matmul(per_head, torch.stack(list(to_sources)).unsqueeze(3)).squeeze(3)
+        if kind == "after":
+            return self.matmul(kernel.u_attend(csc, states, list(vectors), of_rows), per_head)
+        scores = self.add([x @ a.t() for x, a in zip(states, vectors)], of_rows)
+        return self.attend_projected(self.softmax([F.leaky_relu(x, SLOPE) for x in scores]),
+                                     per_head)
+
+    def _by_kind(self, kinds: Sequence[Kind], run: Callable[[Kind, Relations, list[int]],
+                                                            Sequence[Tensor]]) -> Sequence[Tensor]:
+        """What `run` returns for the relations of each kind, at their places."""
+        places = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in kinds}
+        if len(places) == 1:
+            return run(kinds[0], self, places[kinds[0]])
+        results: dict[int, Tensor] = {}
+        for kind, at in places.items():
+            results.update(zip(at, run(kind, Relations(self[i] for i in at), at)))
+        return [results[i] for i in range(len(self))]
+
+    def _multiplied_before(self, heads: int, width: int) -> list[bool]:
+        """For each relation whether all states of its source type are multiplied by the type's
+        linear layers, as is shorter for all relations of the block together."""
+        kinds: dict[str, bool] = {}
+        for edges in self:
+            ntype = edges.relation.src
+            if ntype not in kinds:
+                others = [e for e in edges._block.edges if e.relation.src == ntype]
+                kinds[ntype] = self.by_cost and attended_before(
+                    len(edges.source), sum(len(e.indices) for e in others),
+                    sum(min(e.num_rows, len(e.indices)) for e in others),
+                    edges.source.shape[1], heads, width)
+        return [kinds[edges.relation.src] for edges in self]
+
+    def _by_linear(self, linears: nn.ModuleDict, heads: int, width: int) -> list[Tensor]:
+        """States of the source sides by the linear layer of their type, (rows, heads, width); one
+        tensor for all relations of a layer."""
+        out = []
+        for edges in self:
+            linear, products = linears[slot(edges.relation.src)], edges._products
+            if id(linear) not in products:
+                (rows,) = kernel_in_use().project([edges.source], [linear.weight.t()],
+                                                  [linear.bias])
+                products[id(linear)] = rows.view(len(rows), heads, width)
+            out.append(products[id(linear)])
+        return out
+
+    def _of_sources(self, linears: nn.ModuleDict) -> tuple[Tensor, Tensor]:
+        """Weight and bias of each relation's source type, (relations, …)."""
+        return (self.of_sources(lambda ntype: linears[slot(ntype)].weight),
+                self.of_sources(lambda ntype: linears[slot(ntype)].bias))
 
     @_naming
     def _reduce(self, csc: Sequence[InEdges], states: Sequence[Tensor], op: str

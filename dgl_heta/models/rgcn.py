@@ -64,11 +64,8 @@ class RGCNLayer(HGNNLayer):
         return self.weights[slot(relation)]
 
     def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
-        weights, op = [self.weight(edges.relation) for edges in relations], self._spec.aggregate
-        if op in ("sum", "mean"):
-            return relations.matmul(relations.reduce(op), weights)
-        return relations.reduce(op, [edges.source @ weight
-                                     for edges, weight in zip(relations, weights)])
+        return relations.reduce_projected(
+            self._spec.aggregate, [self.weight(edges.relation) for edges in relations])
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         if state is not None:

@@ -18,10 +18,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.nn import messages, segments
+from dgl_heta.nn.graph_attention import SLOPE, attend
+from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.precision import InFloat32, is_mixed
+from dgl_heta.nn.read_rows import chosen_rows, product
 from dgl_heta.nn.row_sums import extreme, sums
 from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import Block, InEdges, Prepared, prepare_by
@@ -94,6 +98,25 @@ class BaseKernel(Kernel):
         return [_edge_sum(csc, _gathered(csc, u) * e.unsqueeze(2))
                 for csc, u, e in zip(edges, sources, weights)]
 
+    def u_attend(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                 vectors: Sequence[Tensor], destinations: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Sums of source rows weighted as in GAT: by the softmax over each row's edges of
+        LeakyReLU(u · vector + score of v).
+
+        (S, D) or (S, H, D), vectors (H, D), scores (R, H), to (R, H, D), 0 without edges.
+        """
+        if sources[0].dim() == 3:
+            of_sources = [(u * a).sum(2) for u, a in zip(sources, vectors)]
+            scores = self.u_add_v(edges, of_sources, destinations)
+        elif sum(len(csc.indices) for csc in edges) <= sum(map(len, sources)):
+            scores = elementwise(torch.add, self.u_mm(edges, sources, [a.t() for a in vectors]),
+                                 self.copy_v(edges, destinations))
+        else:
+            scores = self.u_add_v(edges, [u @ a.t() for u, a in zip(sources, vectors)],
+                                  destinations)
+        scores = elementwise(lambda e: F.leaky_relu(e, SLOPE), scores)
+        return self.u_mul_e_sum(edges, sources, self.edge_softmax(edges, scores))
+
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
         """Rows of states (n, …), by their numbers (int64) or from one to another: (rows, …)."""
@@ -111,6 +134,13 @@ class BaseKernel(Kernel):
         """Products: (n, A) with (A, B) to (n, B), or per head (n, H, A) with (H, A, B)."""
         return [x @ weight if weight.dim() == 2 else torch.einsum("rha,hab->rhb", x, weight)
                 for x, weight in zip(rows, unbound(weights))]
+
+    def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],
+                biases: Sequence[Tensor | None] = ()) -> Sequence[Tensor]:
+        """Products of states (n, A), of which several may be one tensor, with (A, B), plus biases
+        (B,) where there are some: (n, B)."""
+        return [x @ weight if bias is None else torch.addmm(bias, x, weight)
+                for x, weight, bias in zip(states, weights, biases or [None] * len(states))]
 
     def u_dot_v_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
                    destinations: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
@@ -188,6 +218,25 @@ class FusedKernel(BaseKernel):
                 else super(FusedKernel, self).u_mul_e_sum([csc], [u], [e])[0]
                 for csc, u, e in zip(edges, sources, weights)]
 
+    def u_attend(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                 vectors: Sequence[Tensor], destinations: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [attend(*csc, u, a, b) if _compiled(u, a, b)
+                else super(FusedKernel, self).u_attend([csc], [u], [a], [b])[0]
+                for csc, u, a, b in zip(edges, sources, vectors, destinations)]
+
+    def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
+               ) -> Sequence[Tensor]:
+        """As `torch`; gradients are added to the array that all operators on a tensor share."""
+        return [chosen_rows(x, chosen) if _compiled(x) else x[chosen]
+                for x, chosen in zip(states, rows)]
+
+    def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],
+                biases: Sequence[Tensor | None] = ()) -> Sequence[Tensor]:
+        """As `torch`; gradients of states as those of :meth:`gather`."""
+        return [product(x, weight, bias) if _compiled(x, weight) and not is_mixed()
+                else super(FusedKernel, self).project([x], [weight], [bias])[0]
+                for x, weight, bias in zip(states, weights, biases or [None] * len(states))]
+
 
 def unbound(weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
     """The weights of each relation; taken apart at once, so that their gradients are put together
@@ -210,7 +259,7 @@ def kernel_in_use() -> Kernel:
     """The kernel that aggregates in this process; in mixed precision it is given float32."""
     if not is_mixed():
         return _in_use
-    plain = ("matmul",) if type(_in_use).matmul is BaseKernel.matmul else ()
+    plain = ("project", "matmul") if type(_in_use).matmul is BaseKernel.matmul else ("project",)
     return cast(Kernel, InFloat32(_in_use, plain))
 
 

@@ -61,6 +61,26 @@ def attended_first(rows: float, relations: int, edges: float, destinations: floa
             < MARGIN * (rows * (STEP * products + FILL * columns) + edges * SUM * columns))
 
 
+HEAD, SLOT, PASS = 1.5, 0.7, 1.7
+"""For models' own attention on a CPU, forward and backward (nn/graph_attention.py): a product per
+head takes so many times what one of all heads takes; nanoseconds per number of an edge's state and
+head; and per number of an edge's product."""
+
+
+def attended_before(products: float, edges: float, rows: float, width: int, heads: int, out: int
+                    ) -> bool:
+    """Return whether attention takes products of source states, not of queries and of sums.
+
+    Parameters
+    ----------
+    products : source rows to multiply, and `edges` from them to `rows` of all their relations.
+    width : of a state; the product is (rows, heads, out).
+    """
+    columns = heads * out
+    return (products * columns * (PRODUCT * width + GATHER) + edges * columns * PASS
+            < rows * width * (HEAD * PRODUCT * columns + heads) + edges * width * heads * SLOT)
+
+
 CALL = 10_000_000
 """Work of running one relation at one layer apart from its rows and edges, in bytes moved: about
 two milliseconds of calls."""

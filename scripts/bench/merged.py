@@ -85,8 +85,10 @@ def row(graph: str, model: str, found: dict[str, Any], kernels: list[str]) -> li
             "–" if plain is None else f"{plain / inner[last]:.1f}"]
 
 
-def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Median milliseconds by kernel; the store's batches are the same for all."""
+def measure(store: Store, model: str, args: argparse.Namespace, seen: list[Any] | None = None
+            ) -> dict[str, Any]:
+    """Median milliseconds by kernel; the store's batches are the same for all, and `seen` takes
+    one."""
     task = store.manifest.task
     assert task is not None
     plan = make_plan(store.schema, [task.target], 2, 1)
@@ -119,6 +121,8 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
         if plain is not None:
             batch = first.sample(step, turn)
             of_dgl.append(plain(batch.mini_batch(), batch.inputs(train=False)))
+    if seen is not None:
+        seen.append(first.sample(steps[0], 0))
     if max(losses) - min(losses) > 1e-4 * abs(losses[0]):
         raise SystemExit(f"the kernels' losses differ: {losses}")
     return {"relations": len(store.schema.relations), "rounds": args.rounds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.models import HGNN, HANLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer
+from dgl_heta.models import HGNN, HANLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer, relations
 from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import InEdges
@@ -151,8 +152,24 @@ def test_a_kernel_is_never_called_for_no_relation(tmp_path: Path, layer: type) -
     assert min(calls) > 0
 
 
-def output_of(path: Path, layer: type) -> torch.Tensor:
-    """What two layers give for some papers; not every node type has in-edges in every layer."""
+@pytest.mark.parametrize("layer", [RGCNLayer, RGATLayer, HGTLayer])
+def test_products_before_sums_are_those_after(
+        tmp_path: Path, layer: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name, before in (("after", False), ("before", True)):
+        monkeypatch.setattr(relations, "attended_before", lambda *_, is_so=before: is_so)
+        monkeypatch.setattr(relations, "MARGIN", 1e9 if before else 0)
+        out = output_of(tmp_path / name, layer, found)
+        found[-1] = [out, *torch.autograd.grad(out.square().sum(), found[-1], allow_unused=True)]
+    for after, before in zip(*found):
+        torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-12)
+
+
+def output_of(path: Path, layer: type, parameters: list[Any] | None = None) -> torch.Tensor:
+    """What two layers give for some papers; not every node type has in-edges in every layer.
+
+    `parameters` takes those of the model, which then is in double precision.
+    """
     source = academic()
     write_store(source, path)
     store = Store(path)
@@ -163,6 +180,9 @@ def output_of(path: Path, layer: type) -> torch.Tensor:
     sampler = NeighborSampler(store, SamplingScope.of(make_plan(store.schema, "paper", 2, 1), 0),
                               [3, 3])
     batch = sampler.sample({"paper": np.arange(5)})
-    out: torch.Tensor = model(batch, {t: torch.randn(len(ids), 4)
+    if parameters is not None:
+        model.double()
+        parameters.append(list(model.parameters()))
+    out: torch.Tensor = model(batch, {t: torch.randn(len(ids), 4).to(next(model.parameters()))
                                       for t, ids in batch.input_nodes.items()})["paper"]
     return out

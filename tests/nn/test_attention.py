@@ -52,6 +52,14 @@ def cases(kernel: BaseKernel, indptr: Tensor, indices: Tensor, sources: int
         (lambda w, s: k.u_mul_e_sum(block, [s], [w])[0], of(edges, HEADS),
          of(sources, HEADS, WIDTH)),
         (lambda s: k.e_max(block, [s])[0], of(edges, HEADS)),
+        (lambda s, a, d: k.u_attend(block, [s], [a], [d])[0], of(sources, WIDTH),
+         of(HEADS, WIDTH), of(rows, HEADS)),
+        (lambda s, a, d: k.u_attend(block, [s], [a], [d])[0], of(sources, HEADS, WIDTH),
+         of(HEADS, WIDTH), of(rows, HEADS)),
+        (lambda s, w: k.project([s, s], [w, w], [None, w[0]])[1], of(sources, WIDTH),
+         of(WIDTH, HEADS)),
+        (lambda s: k.gather([s], [slice(0, rows // 2)])[0], of(rows, WIDTH)),
+        (lambda s: k.gather([s], [indices.long()])[0], of(sources, WIDTH)),
     ]
 
 

@@ -56,6 +56,7 @@ class AllRelations(Relations):
 
     edges: LayerEdges
     whole: Tensor
+    by_cost = False
 
     @classmethod
     def of(cls, views: Sequence[Edges], edges: LayerEdges, states: Tensor) -> AllRelations:
