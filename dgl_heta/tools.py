@@ -77,6 +77,8 @@ _LAZY = {
     "run_workers": "dgl_heta.launch.local",
     "Loader": "dgl_heta.training.loader",
     "DistributedModel": "dgl_heta.training.distributed",
+    "Place": "dgl_heta.training.batches",
+    "Proofs": "dgl_heta.training.step_proof",
     "GroupExchange": "dgl_heta.raf.exchange",
     "worker_main": "dgl_heta.launch.worker:main",
     "InEdges": "dgl_heta.sampling.blocks",
@@ -99,7 +101,7 @@ _LAZY = {
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "DistributedModel",
     "GroupExchange", "InEdges", "Loader", "MiniBatch", "NodeShape", "Patch", "PatchTable",
-    "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "Relations",
+    "PeerLostError", "Place", "Plugins", "Proofs", "RelationBlock", "RelationShape", "Relations",
     "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed",
     "check_archive", "check_file", "check_room", "check_source", "config_name", "data_parallel",
     "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes",
@@ -156,8 +158,10 @@ if TYPE_CHECKING:
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
+    from dgl_heta.training.batches import Place
     from dgl_heta.training.distributed import DistributedModel
     from dgl_heta.training.loader import Loader
+    from dgl_heta.training.step_proof import Proofs
 
 
 def __getattr__(name: str) -> Any:

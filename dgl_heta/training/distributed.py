@@ -21,7 +21,7 @@ from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_
 from dgl_heta.training.checkpoint_files import positions
 from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
-from dgl_heta.training.step_proof import StepProof
+from dgl_heta.training.step_proof import Proofs, StepProof
 from dgl_heta.training.worker_partition import WorkerPartition
 
 
@@ -48,7 +48,7 @@ class DistributedModel(nn.Module):
     timed : the context in which a stage of a step ("fetch", "forward") runs.
     """
 
-    proof: StepProof | None = None
+    proof: Proofs | None = None
 
     def __init__(self, module: nn.Module, part: WorkerPartition,
                  wrapper: ModuleWrapper | None = None, owned: Callable[[], int] = lambda: 0,
@@ -89,7 +89,7 @@ class DistributedModel(nn.Module):
         with self._timed("forward"), self.precision():
             outputs = {t: widened(x) for t, x in self.wrapped(batch.mini_batch(), rows).items()}
         if train:
-            if self.proof is not None:
+            if isinstance(self.proof, StepProof):
                 self.proof.prove(self.module, batch, rows, outputs)
             self.await_backward(outputs.values())
         return outputs

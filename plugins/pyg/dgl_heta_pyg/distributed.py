@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dgl_heta.tools import DistributedModel
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import rows_of
 from dgl_heta_pyg.merging import Merging, check_rows, hops_of
+from dgl_heta_pyg.proof import HopProof
 
 
 class DistributedPyG(DistributedModel):
@@ -25,8 +27,11 @@ class DistributedPyG(DistributedModel):
     """
 
     def __init__(self, module: nn.Module, part: Partition) -> None:
-        merging = Merging(module, part.group) if part.group.size > 1 else None
+        several = part.group.size > 1
+        proof = HopProof(part, module) if several else None
+        merging = Merging(module, part.group) if several else None
         super().__init__(module, part, merged=merging or module)
+        self.proof = proof
         self._merging = [merging]  # in a list: parameters of it are those of `module`
         self._rows = rows_of(part)
         self._backward.actions.append(self._backward_came)
@@ -45,6 +50,9 @@ class DistributedPyG(DistributedModel):
             raise HetaError("another batch was read after this one, so this one's learnable rows "
                             "collect no gradients; iterate over batches that are not trained on "
                             "under torch.no_grad()")
+        if isinstance(self.proof, HopProof) and merging and hops and (
+                self.proof.due(hops.place if train else None)):
+            self.proof.prove(self.module, partial(merging, hops), hops, (args, kwargs))
         with self.precision():
             outputs = (self.module(*args, **kwargs) if merging is None
                        else merging(hops, args, kwargs))

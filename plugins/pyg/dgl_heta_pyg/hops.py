@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import HetaError, Relation, Schema
-from dgl_heta.tools import Block, MiniBatch, RelationBlock
+from dgl_heta.tools import Block, MiniBatch, Place, RelationBlock
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Hops:
     edge_ids : relation → int64, places of the edges in the graph as it was given; of those
         relations for which they are asked for.
     covered : relation → bool (seeds,), the seeds whose in-edges by it are sampled here.
+    place : where the batch is in training.
     """
 
     seeds: dict[str, Any]
@@ -45,6 +46,7 @@ class Hops:
     edges: dict[Relation, Tensor] = field(default_factory=dict)
     edge_ids: dict[Relation, np.ndarray] = field(default_factory=dict)
     covered: dict[Relation, Tensor] = field(default_factory=dict)
+    place: Place | None = None
 
     def tensors(self) -> list[Tensor]:
         return [*self.at.values(), *self.edges.values(), *self.covered.values()]

@@ -118,6 +118,7 @@ class NeighborLoader(Loader):
         assert isinstance(mini, HopBatch)
         assert mini.hops is not None
         hops = mini.hops
+        hops.place = step.place
         train = torch.is_grad_enabled()
         if train and self._learnable:
             rows_of(part).read(hops)

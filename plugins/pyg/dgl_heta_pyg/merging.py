@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from dgl_heta import HetaError, InputError
 from dgl_heta.tools import Comm, GroupExchange
 from dgl_heta_pyg.hgt import attending
 from dgl_heta_pyg.hops import Hops
-from dgl_heta_pyg.locality import check_local
 from dgl_heta_pyg.partial import Partial, complete, merge
 from dgl_heta_pyg.relation_edges import RelationEdges
 
@@ -54,9 +52,6 @@ class Merging(nn.Module):
         train = self.module.training and torch.is_grad_enabled()
         self._passes[train] += 1
         self._agree = self._passes[train] <= _AGREED
-        if sum(self._passes) == 1:
-            check_local(functools.partial(self._run, hops), self.module, hops, self._group, args,
-                        kwargs)
         return anchored(self._run(hops, args, kwargs), self.exchange)
 
     def _run(self, hops: Hops, args: Any, kwargs: Any) -> Any:

@@ -49,6 +49,7 @@ def trained(name: str, model: Any, data: dgl_heta_pyg.PartitionData, saved: str)
         if step == 2:
             break
     (merging,) = model._merging
+    assert model.proof is None or (model.proof.proved and not model.proof.told), (name, model.proof)
     return {**first, "losses": torch.cat(losses)}, merging and merging._merged
 
 

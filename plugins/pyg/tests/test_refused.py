@@ -23,7 +23,8 @@ SAID = {
     "HANConv": "HANConv was given the edges of 8 relations and cannot be merged",
     "RGCNConv": "edge_index of 'author writes paper' is read by torch's cat, outside",
     "edges by hand": "edge_index of 'paper cites paper' is read by torch's unbind, outside",
-    "a mean over rows": "Model takes the nodes of a batch together, of which no worker has all",
+    "a mean over rows": "Model does not compute on several workers what it computes on one: its "
+                        "output differs",
     "attention weights": "GATConv of 'paper cites paper' returned a tuple",
     "workers that differ": "workers do not merge alike",
     "no edges": "called without the edges of a batch of dgl_heta_pyg.NeighborLoader",
