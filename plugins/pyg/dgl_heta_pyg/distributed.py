@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten
 
 from dgl_heta import HetaError, InputError, Partition
 from dgl_heta.tools import DistributedModel
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import rows_of
-from dgl_heta_pyg.merging import Merging, check_rows, hops_of
+from dgl_heta_pyg.merging import Merging, check_rows
 from dgl_heta_pyg.proof import HopProof
+from dgl_heta_pyg.relation_edges import edges_in
 
 
 class DistributedPyG(DistributedModel):
@@ -39,7 +40,8 @@ class DistributedPyG(DistributedModel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns, complete for the own seeds. All workers must call it alike."""
         (merging,) = self._merging
-        hops = None if merging is None else hops_of((args, kwargs))
+        edges = edges_in((args, kwargs))
+        hops = edges[0].hops if edges else None
         if merging is not None and hops is None:
             raise InputError("the distributed model was called without the edges of a batch of "
                              "dgl_heta_pyg.NeighborLoader; give it batch.x_dict and "
@@ -58,7 +60,7 @@ class DistributedPyG(DistributedModel):
                        else merging(hops, args, kwargs))
         if train:
             self._rows.waits = True
-            self.await_backward(_tensors(outputs))
+            self.await_backward(x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor))
         return outputs
 
     def _backward_came(self) -> None:
@@ -86,7 +88,7 @@ def distribute(model: nn.Module, data: PartitionData | Partition) -> Distributed
     """
     part = part_of(data)
     if part.group.size > 1:
-        check_rows(model)
+        check_rows(model, part.schema.node_types)
     if any(map(is_lazy, model.parameters())):
         _find_sizes(model, part)
     return DistributedPyG(model, part)
@@ -109,13 +111,3 @@ def _find_sizes(model: nn.Module, part: Partition) -> None:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _tensors(outputs: Any) -> Iterator[Tensor]:
-    if isinstance(outputs, Tensor):
-        yield outputs
-    elif isinstance(outputs, dict):
-        yield from _tensors(list(outputs.values()))
-    elif isinstance(outputs, list | tuple):
-        for x in outputs:
-            yield from _tensors(x)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import HetaError, Relation, Schema
-from dgl_heta.tools import Block, MiniBatch, Place, RelationBlock
+from dgl_heta.tools import Block, Comm, MiniBatch, Place, RelationBlock
 
 
 @dataclass
@@ -36,6 +36,8 @@ class Hops:
         relations for which they are asked for.
     covered : relation → bool (seeds,), the seeds whose in-edges by it are sampled here.
     place : where the batch is in training.
+    once : node type → bool (rows,), the rows that this worker counts where all workers' are counted
+        together, each node of a hop once; see :meth:`find_once`.
     """
 
     seeds: dict[str, Any]
@@ -47,6 +49,21 @@ class Hops:
     edge_ids: dict[Relation, np.ndarray] = field(default_factory=dict)
     covered: dict[Relation, Tensor] = field(default_factory=dict)
     place: Place | None = None
+    once: dict[str, Tensor] = field(default_factory=dict)
+
+    def find_once(self, group: Comm) -> None:
+        """Agree on who counts which rows: the first worker that has them."""
+        kinds = np.arange(sum(map(len, self.num_nodes.values())))  # the hops of all types
+        counts = np.concatenate([*self.num_nodes.values()])
+        rows = np.stack([np.repeat(kinds, counts), np.concatenate([*self.nodes.values()])], 1)
+        sizes = group.all_gather_json(len(rows), "control")
+        every = group.all_gather_rows(torch.from_numpy(rows), sizes, "control").numpy()
+        keys = every[:, 0] * (every[:, 1].max(initial=0) + 1) + every[:, 1]
+        mask = np.zeros(len(every), bool)
+        mask[np.unique(keys, return_index=True)[1]] = True
+        device = next(iter(self.at.values())).device
+        own = torch.from_numpy(mask).split(sizes)[group.rank].to(device)
+        self.once = dict(zip(self.nodes, own.split([*map(len, self.nodes.values())])))
 
     def tensors(self) -> list[Tensor]:
         return [*self.at.values(), *self.edges.values(), *self.covered.values()]

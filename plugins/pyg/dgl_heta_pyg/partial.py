@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from dgl_heta import HetaError
 from dgl_heta.nn import CrossRelation
@@ -162,15 +163,7 @@ def _all_single(parts: Any) -> bool:
 
 def complete(value: Any) -> Any:
     """The value, with complete rows for all that is partial in it, in its order."""
-    if isinstance(value, Partial | Stacked):
-        return value.rows
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(complete, value))
-    if isinstance(value, list | tuple):
-        return type(value)(map(complete, value))
-    if isinstance(value, dict):
-        return type(value)((key, complete(x)) for key, x in value.items())
-    return value
+    return tree_map(lambda x: x.rows if isinstance(x, Partial | Stacked) else x, value)
 
 
 def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:

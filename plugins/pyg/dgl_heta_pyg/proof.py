@@ -9,14 +9,15 @@ own seeds and gradients must be those of the merged model.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dgl_heta import HetaError, Partition
 from dgl_heta.tools import Comm, Place, Proofs
@@ -78,7 +79,10 @@ class HopProof(Proofs):
     def _differs(self, module: nn.Module, ours: _Result, plain: _Result) -> str:
         """What differs; the same on all workers."""
         found = ours.differs(plain)
-        if not found and ours.grads is not None and plain.grads is not None:
+        grads = ours.grads is not None and plain.grads is not None
+        if all(self._group.all_gather_json(grads, _CAUSE)):
+            assert ours.grads is not None
+            assert plain.grads is not None
             sums = self._group.all_reduce(torch.stack([ours.grads, plain.grads]), "sum", _CAUSE)
             names = [(key, p.numel()) for key, p in module.named_parameters() if p.requires_grad]
             most = float(sums[1].abs().max()) if sums.numel() else 0.0
@@ -121,41 +125,60 @@ class _Joined:
 
     Attributes
     ----------
-    to : node type → of each worker, the rows here of its rows.
+    at : node type → of each worker, where its rows are in an order that all have.
+    order : node type → where the rows of that order are here.
     """
 
     def __init__(self, group: Comm, hops: Hops) -> None:
         self._group, self._hops = group, hops
-        # All list the schema's types and relations, in its order.
-        nodes, edges = ([*zip(*of)] for of in zip(*group.all_gather_json(
-            [[*hops.num_nodes.values()], [*hops.num_edges.values()]], _CAUSE)))
-        self._nodes = dict(zip(hops.num_nodes, nodes))
-        self._edges = {tuple(r): of for r, of in zip(hops.num_edges, edges)}
-        self.to = {t: self._rows(t) for t in hops.num_nodes}
+        self._totals = [sum(map(sum, of.values())) for of in (hops.num_nodes, hops.num_edges)]
+        self._nodes: dict[str, list[int]] = {}
+        self.at, self.order, owned = {}, {}, {}
+        for ntype, nodes in hops.nodes.items():
+            self.at[ntype], self.order[ntype], owned[ntype] = self._rows(
+                ntype, torch.from_numpy(nodes))
+        self._kept, self._edges = {}, {}
+        for relation, edges in hops.edges.items():
+            kept = owned[relation.dst][edges[1].cpu()]
+            of_hops = kept.split(hops.num_edges[relation])
+            self._kept[tuple(relation)] = kept
+            self._edges[tuple(relation)] = group.all_gather_json(
+                [int(mask.sum()) for mask in of_hops], _CAUSE)
 
-    def _rows(self, ntype: str) -> list[Tensor]:
-        counts, share = self._nodes[ntype], self._hops.seeds.get(ntype)
-        rows, first = [], counts[0][0]
-        for rank in range(len(counts)):
-            seeds = torch.arange(first)
-            if share is not None:  # from that worker's order to this one's
-                here = share.canonical(seeds)
-                seeds = replace(share, rank=rank).local(here)
-            rows.append([seeds])
-        for hop in range(1, len(counts[0])):
-            for rank, of in enumerate(counts):
-                rows[rank].append(torch.arange(first, first + of[hop]))
-                first += of[hop]
-        return [torch.cat(of) for of in rows]
+    def _rows(self, ntype: str, nodes: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """`at` and `order` of a type, and the rows whose in-edges this worker gives."""
+        counts = self._group.all_gather_json(self._hops.num_nodes[ntype], _CAUSE)
+        share, seeds = self._hops.seeds.get(ntype), counts[0][0]
+        if share is not None:  # several workers can have a node for a seed, each a row of its own
+            nodes = torch.cat([share.local(torch.arange(seeds)), nodes[seeds:]])
+        every = self._group.all_gather_rows(nodes, [sum(of) for of in counts], _CAUSE)
+        hop = torch.cat([torch.repeat_interleave(torch.arange(len(of)), torch.tensor(of))
+                         for of in counts])
+        keys = hop * (int(every.max()) + 1 if len(every) else 1) + every
+        unique, at = torch.unique(keys, return_inverse=True)
+        worker = torch.repeat_interleave(torch.arange(len(counts)),
+                                         torch.tensor([sum(of) for of in counts]))
+        first = torch.full((len(unique),), len(counts)).scatter_reduce(0, at, worker, "amin")
+        own = at[worker == self._group.rank]
+        # In-edges of a seed by a relation are on one worker; rows below have all of theirs.
+        gives = (first[own] == self._group.rank) | (hop[worker == self._group.rank] == 0)
+        order = torch.arange(len(unique))
+        order[own[:seeds]] = torch.arange(seeds)
+        of_unique = torch.empty_like(unique)
+        of_unique[at] = hop
+        self._nodes[ntype] = torch.bincount(of_unique, minlength=len(counts[0])).tolist()
+        return list(at.split([sum(of) for of in counts])), order, gives
 
     def joined(self, value: Any, key: Any = None) -> Any:
         """Arguments for the one graph in place of those for this worker's."""
-        hops = self._hops
         if isinstance(value, RelationEdges):
-            return self._edge_rows(tuple(value.relation), value.open().T, ends=True).T
+            return (self._all_ends(value.open()) if value.relation is None else
+                    self._ends(tuple(value.relation), value.open()))
         if type(value) in (list, tuple) and value and all(type(x) is int for x in value):
-            counts = self._nodes.get(key) if isinstance(key, str) else self._edges.get(key)
-            return value if counts is None else [sum(of) for of in zip(*counts)]
+            if isinstance(key, str):
+                return self._nodes.get(key, value)
+            every = self._edges.get(key)
+            return value if every is None else [sum(of) for of in zip(*every)]
         if type(value) in (list, tuple):
             return type(value)(self.joined(x, key) for x in value)
         if isinstance(value, dict):
@@ -164,37 +187,66 @@ class _Joined:
         if not isinstance(value, Tensor) or not value.dim():
             return value
         if key in self._edges:
-            return self._edge_rows(key, value)
-        if key not in self._nodes:  # an argument by itself: the rows of the type that has as many
-            fits = [t for t, nodes in hops.nodes.items() if len(nodes) == len(value)]
-            key = fits[0] if len(fits) == 1 else None
-        return value if key is None else self._node_rows(key, value)
+            return self._of_edges(key, value)
+        return self._of_nodes(key, value) if key in self.at else self._by_length(value)
 
-    def _node_rows(self, ntype: str, rows: Tensor) -> Tensor:
-        pieces = self._gathered(rows)
-        out = rows.new_zeros((sum(sum(of) for of in self._nodes[ntype]) - (
-            len(pieces) - 1) * self._nodes[ntype][0][0], *rows.shape[1:]))
-        for to, piece in zip(self.to[ntype], pieces):
-            if len(piece) == len(to):
-                out[to.to(out.device)] = piece
+    def _by_length(self, value: Tensor) -> Tensor:
+        # An argument by itself is known by its length: rows or edges of one graph, where a type
+        # stands after the other, or the rows of a type.
+        sizes: dict[str, int] = {t: len(ids) for t, ids in self._hops.nodes.items()}
+        sizes |= {"all nodes": self._totals[0], "all edges": self._totals[1]}
+        fits = [kind for kind, size in sizes.items() if size == len(value)]
+        kind, *others = sorted(set.intersection(*map(set, self._group.all_gather_json(
+            fits, _CAUSE)))) or [None]
+        if kind is None or others:
+            return value
+        if kind == "all nodes":
+            return torch.cat([self._of_nodes(t, x) for t, x in zip(
+                self.at, value.split([sum(n) for n in self._hops.num_nodes.values()]))])
+        if kind == "all edges":
+            return torch.cat([self._of_edges(r, x) for r, x in zip(
+                self._edges, value.split([sum(n) for n in self._hops.num_edges.values()]))])
+        return self._of_nodes(kind, value)
+
+    def _of_nodes(self, ntype: str, rows: Tensor) -> Tensor:
+        out = rows.new_zeros((sum(self._nodes[ntype]), *rows.shape[1:]))
+        for at, piece in zip(self.at[ntype], self._gathered(rows)):
+            if len(piece) == len(at):
+                out[self.order[ntype][at].to(out.device)] = piece
         return out
 
-    def _edge_rows(self, relation: Any, rows: Tensor, ends: bool = False) -> Tensor:
-        pieces, counts = self._gathered(rows), self._edges[relation]
-        if ends:
-            src, dst = self.to[relation[0]], self.to[relation[2]]
-            pieces = [torch.stack([src[rank].to(e.device)[e[:, 0]],
-                                   dst[rank].to(e.device)[e[:, 1]]], 1)
-                      for rank, e in enumerate(pieces)]
-        hops = [piece.split(of) if len(piece) else () for piece, of in zip(pieces, counts)]
-        return torch.cat([of[hop] for hop in range(len(counts[0])) for of in hops if of]
-                         or [rows[:0]])
+    def _of_edges(self, relation: Any, rows: Tensor, kept: bool = False) -> Tensor:
+        counts = self._edges[relation]
+        pieces = self._gathered(rows if kept else rows[self._kept[relation].to(rows.device)])
+        hops = [piece.split(of) for piece, of in zip(pieces, counts)]
+        return torch.cat([of[hop] for hop in range(len(counts[0])) for of in hops])
+
+    def _ends(self, relation: Any, edges: Tensor) -> Tensor:
+        edges, rank = edges[:, self._kept[relation].to(edges.device)], self._group.rank
+        types = relation[0], relation[2]
+        there = torch.stack([self.at[t][rank].to(edges.device)[ends]
+                             for t, ends in zip(types, edges)], 1)
+        ours = self._of_edges(relation, there, kept=True).T
+        return torch.stack([self.order[t].to(ours.device)[ends] for t, ends in zip(types, ours)])
+
+    def _all_ends(self, edges: Tensor) -> Tensor:
+        """The ends in one graph, where node types and relations stand one after the other."""
+        here, there, out = 0, 0, []
+        first: dict[str, tuple[int, int]] = {}
+        for ntype, counts in self._hops.num_nodes.items():
+            first[ntype] = here, there
+            here, there = here + sum(counts), there + sum(self._nodes[ntype])
+        for relation, piece in zip(self._edges, edges.split(
+                [sum(n) for n in self._hops.num_edges.values()], 1)):
+            ends = [first[relation[0]], first[relation[2]]]
+            own, one = (torch.tensor(x, device=edges.device)[:, None] for x in zip(*ends))
+            out.append(self._ends(relation, piece - own) + one)
+        return torch.cat(out, 1)
 
     def _gathered(self, rows: Tensor) -> list[Tensor]:
         sizes = self._group.all_gather_json(len(rows), _CAUSE)
-        flat = rows.reshape(len(rows), -1) if len(rows) else rows.new_zeros(
-            (0, rows[:0].numel() or max(1, int(torch.tensor(rows.shape[1:]).prod()))))
-        every = self._group.all_gather_rows(flat.contiguous(), sizes, _CAUSE)
+        flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
+        every = self._group.all_gather_rows(flat, sizes, _CAUSE)
         return [piece.reshape(-1, *rows.shape[1:]) for piece in every.split(sizes)]
 
 
@@ -233,13 +285,8 @@ def _apart(one: Tensor, other: Tensor, exact: bool, least: float = 1e-6) -> bool
 
 def _copied(value: Any) -> Any:
     """Arguments that a model may change."""
-    if isinstance(value, RelationEdges):
-        return value
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return {key: _copied(x) for key, x in value.items()} if isinstance(value, dict) else value
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) and not isinstance(
+        x, RelationEdges) else x, value)
 
 
 @contextmanager

@@ -20,8 +20,11 @@ SAID = {
     "torch's batch norm": "BatchNorm1d 'modules_.1' takes all nodes of a batch together",
     "layer norm of the graph": "LayerNorm 'modules_.1' of mode graph takes all nodes",
     "pooling": "MeanAggregation 'modules_.1' takes all nodes of a batch together",
-    "HANConv": "HANConv was given the edges of 8 relations and cannot be merged",
-    "RGCNConv": "edge_index of 'author writes paper' is read by torch's cat, outside",
+    "batch norm in a convolution": "BatchNorm1d 'modules_.0.nn.1' takes all nodes of a batch",
+    "one graph": "SAGEConv was given the edges of all relations and cannot be merged",
+    "one graph, another aggr": "RGCNConv of aggr='median' cannot be merged",
+    "one graph, attention weights": "RGATConv returned a tuple; only rows can be merged",
+    "edges put together": "edge_index of 'author writes paper' is read by torch's cat, outside",
     "edges by hand": "edge_index of 'paper cites paper' is read by torch's unbind, outside",
     "a mean over rows": "Model does not compute on several workers what it computes on one: its "
                         "output differs",
