@@ -14,17 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import FastRGCNConv, HANConv, HGTConv, RGATConv, RGCNConv
+from torch_geometric.nn import (
+    FastRGCNConv,
+    HANConv,
+    HeteroConv,
+    HGTConv,
+    RGATConv,
+    RGCNConv,
+)
+from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.norm import HeteroBatchNorm
 from torch_geometric.utils import scatter, softmax
 
 from dgl_heta import InputError
-from dgl_heta_pyg.partial import complete
+from dgl_heta_pyg.partial import Partial, complete
 from dgl_heta_pyg.relation_edges import edges_in, opened
 
 if TYPE_CHECKING:
     from dgl_heta_pyg.merging import Merging
 
+REDUCERS = ("sum", "max", "min")
+"""What rows of relations are merged by before they are sent; a mean is a sum that is scaled."""
 RUNNING: list[Merging] = []
 """The models whose forward pass is under way; the last one is the innermost."""
 
@@ -184,6 +194,27 @@ class _Semantic(_Convolution):
         return (weights.view(1, -1, 1) * out).sum(1), weights
 
 
+class _Grouping(HeteroConv):
+    """Relations' rows merged before they are sent, or sent together."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not RUNNING:
+            return super().forward(*args, **kwargs)
+        return _calling(HeteroConv.forward, group=_grouped)(self, *args, **kwargs)
+
+
+def _grouped(xs: list[Any], aggr: str | None) -> Any:
+    if len(xs) > 1 and all(isinstance(x, Partial) and x.single for x in xs):
+        op, still = "sum" if aggr == "mean" else aggr, xs[0]
+        for other in xs[1:] if op in REDUCERS else ():
+            still = None if still is None else still.merged(other, op)
+        if op not in REDUCERS:
+            return group(RUNNING[-1].apart(xs), aggr)
+        if still is not None:
+            return still.scaled(1 / len(xs)) if aggr == "mean" else still
+    return group(xs, aggr)
+
+
 class _Batch(nn.modules.batchnorm._BatchNorm):
     """Batch normalisation by the rows of a node type that all workers have."""
 
@@ -242,4 +273,5 @@ def _check_aggr(conv: Any, *known: str) -> None:
 
 _KINDS: dict[type, type] = {
     HGTConv: _Attending, RGATConv: _Attending, RGCNConv: _Adding, FastRGCNConv: _Adding,
-    HANConv: _Semantic, HeteroBatchNorm: _HeteroBatch, nn.modules.batchnorm._BatchNorm: _Batch}
+    HANConv: _Semantic, HeteroConv: _Grouping, HeteroBatchNorm: _HeteroBatch,
+    nn.modules.batchnorm._BatchNorm: _Batch}

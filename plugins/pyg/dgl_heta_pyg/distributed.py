@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_flatten
 from dgl_heta import HetaError, InputError, Partition
 from dgl_heta.tools import DistributedModel
 from dgl_heta_pyg.data import PartitionData, part_of
-from dgl_heta_pyg.loader import rows_of
 from dgl_heta_pyg.merging import Merging, check_rows
 from dgl_heta_pyg.relation_edges import edges_in
 
@@ -29,8 +28,6 @@ class DistributedPyG(DistributedModel):
         merging = Merging(module, part.group) if part.group.size > 1 else None
         super().__init__(module, part, merged=merging or module)
         self._merging = [merging]  # in a list: parameters of it are those of `module`
-        self._rows = rows_of(part)
-        self._backward.actions.append(self._backward_came)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns, complete for the own seeds. All workers must call it alike."""
@@ -42,8 +39,8 @@ class DistributedPyG(DistributedModel):
                              "dgl_heta_pyg.NeighborLoader; give it batch.x_dict and "
                              "batch.edge_index_dict as they are")
         train = self.begin()
-        if train and hops is not None and self.part.learnable.counts and (
-                self._rows.last is not hops):
+        learnable = self.part.learnable
+        if train and hops is not None and learnable.counts and hops.reads != learnable.reads:
             raise HetaError("another batch was read after this one, so this one's learnable rows "
                             "collect no gradients; iterate over batches that are not trained on "
                             "under torch.no_grad()")
@@ -51,12 +48,8 @@ class DistributedPyG(DistributedModel):
             outputs = (self.module(*args, **kwargs) if merging is None
                        else merging(hops, args, kwargs))
         if train:
-            self._rows.waits = True
             self.await_backward(x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor))
         return outputs
-
-    def _backward_came(self) -> None:
-        self._rows.waits = False
 
 
 def distribute(model: nn.Module, data: PartitionData | Partition) -> DistributedPyG:

@@ -37,6 +37,7 @@ class Hops:
     covered : relation → bool (seeds,), the seeds whose in-edges by it are sampled here.
     once : node type → bool (rows,), the rows that this worker counts where all workers' are counted
         together, each node of a hop once; see :meth:`find_once`.
+    reads : the read of learnable rows that the batch's came from.
     """
 
     seeds: dict[str, Any]
@@ -48,6 +49,7 @@ class Hops:
     edge_ids: dict[Relation, np.ndarray] = field(default_factory=dict)
     covered: dict[Relation, Tensor] = field(default_factory=dict)
     once: dict[str, Tensor] = field(default_factory=dict)
+    reads: int = 0
 
     def find_once(self, group: Comm) -> None:
         """Agree on who counts which rows: the first worker that has them."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,10 +13,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from dgl_heta import HetaError, InputError, Partition, Plan, Relation, Store
+from dgl_heta import InputError, Partition, Plan, Relation, Store
 from dgl_heta.tools import Loader, listing
 from dgl_heta_pyg.data import PartitionData, part_of
-from dgl_heta_pyg.hops import HopBatch, Hops, HopSampler
+from dgl_heta_pyg.hops import HopBatch, HopSampler
 from dgl_heta_pyg.relation_edges import RelationEdges, opened
 
 _HOW = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "is_sorted",
@@ -103,7 +101,6 @@ class NeighborLoader(Loader):
         known = part.store.manifest.task
         label = part.settings.task.label or (known.label if known else "label")
         self._labelled = [t for t in part.targets if part.store.has_array(t, label)]
-        self._learnable = part.learnable.counts.keys()
         total = self._total
         if not drop_last and 0 < total % self._size < part.world.size:
             raise InputError(
@@ -139,10 +136,8 @@ class NeighborLoader(Loader):
         assert isinstance(mini, HopBatch)
         assert mini.hops is not None
         hops = mini.hops
-        train = torch.is_grad_enabled()
-        if train and self._learnable:
-            rows_of(part).read(hops)
-        rows, data = step.inputs(train), Batch()
+        rows, data = step.inputs(torch.is_grad_enabled()), Batch()
+        hops.reads = part.learnable.reads
         data.__dict__.update(_mean=step.mean, _hops=hops)
         for ntype, nodes in hops.nodes.items():
             store = data[ntype]
@@ -171,41 +166,6 @@ class NeighborLoader(Loader):
                 order[np.searchsorted(self._ids[ntype], seeds, sorter=order)])
             if ntype in self._labelled:
                 store.y = step.labels[ntype]
-
-
-@dataclass
-class LearnableRows:
-    """Which batch's learnable rows collect gradients.
-
-    Attributes
-    ----------
-    last : the graph of the batch that was read last to train.
-    waits : whether its backward pass is to come.
-    """
-
-    last: Hops | None = None
-    waits: bool = False
-
-    def read(self, hops: Hops) -> None:
-        """
-        Raises
-        ------
-        HetaError
-            The gradients of another batch's rows would be lost.
-        """
-        if self.waits:
-            raise HetaError("a batch was read before the backward pass of the one before it, whose "
-                            "learnable rows would get no gradients; iterate over batches that are "
-                            "not trained on under torch.no_grad()")
-        self.last = hops
-
-
-def rows_of(part: Partition) -> LearnableRows:
-    """The state of a partition's learnable rows."""
-    return _ROWS.setdefault(part, LearnableRows())
-
-
-_ROWS: weakref.WeakKeyDictionary[Partition, LearnableRows] = weakref.WeakKeyDictionary()
 
 
 def _check_plan(part: Partition) -> None:

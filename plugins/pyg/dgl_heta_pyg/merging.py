@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch_geometric.nn import MessagePassing, norm
+from torch_geometric.nn import HeteroConv, MessagePassing, norm
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.to_hetero_transformer import key2str
 
@@ -19,7 +19,7 @@ from dgl_heta.tools import Block, Comm, GroupExchange
 from dgl_heta_pyg.across import RUNNING, across, whole_call
 from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.locality import check_local
-from dgl_heta_pyg.partial import Partial, complete, merge
+from dgl_heta_pyg.partial import Partial, apart, complete, merge
 from dgl_heta_pyg.relation_edges import RelationEdges, edges_in
 
 _ACROSS_ROWS = (nn.modules.instancenorm._InstanceNorm, norm.InstanceNorm, norm.GraphNorm,
@@ -41,6 +41,8 @@ class Merging(nn.Module):
         convs = [conv for conv in _outermost(module) if not across(conv)]
         inside = {id(part) for conv in _outermost(module) for part in conv.modules()}
         for part in module.modules():
+            if isinstance(part, HeteroConv):
+                across(part)
             if part in convs and _before not in part._forward_pre_hooks.values():
                 part.register_forward_pre_hook(_before, with_kwargs=True)
                 part.register_forward_hook(_after, always_call=True)
@@ -101,6 +103,11 @@ class Merging(nn.Module):
                            f"{[str(relation) for relation, _ in partial.pieces]}"
                            f"{', fewer rows than seeds' * (len(rows) < seeds)}")
         return merge(partial, self.hops, self.exchange, layer)
+
+    def apart(self, parts: list[Partial]) -> list[Tensor]:
+        """The complete rows of several relations, in one exchange; see :func:`partial.apart`."""
+        assert self.hops is not None
+        return apart(parts, self.hops, self.reduced)
 
     def reduced(self, rows: Tensor, of: dict[str, int], op: str) -> Tensor:
         """Rows (rows, …) of node types, `of` how many of each, one type after the other: sums of

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
+from drawn_models import drawn_models
 from pyg_models import TARGET, OfTypes, models
 
 LINKS = {"links": None, "links, pairs": {"mode": "binary", "amount": 1.5},
@@ -111,7 +112,8 @@ def main(given: dict[str, Any]) -> None:
     data = dgl_heta_pyg.open_partition(given["part"], given["settings"])
     part, results = data.part, {}
     several = len(part.targets) > 1
-    for name, make in ({} if several else models(data.metadata())).items():
+    every = {} if several else {**models(data.metadata()), **drawn_models(data.metadata(), 20)}
+    for name, make in every.items():
         tables: Any = part.learnable.tables().values()
         for table in tables:  # each model begins without moments
             table.first.zero_()
