@@ -33,28 +33,21 @@ from dgl_heta_pyg.relation_edges import edges_in, opened
 if TYPE_CHECKING:
     from dgl_heta_pyg.merging import Merging
 
-REDUCERS = ("sum", "max", "min")
-"""What rows of relations are merged by before they are sent; a mean is a sum that is scaled."""
 RUNNING: list[Merging] = []
 """The models whose forward pass is under way; the last one is the innermost."""
 
 
 def across(module: nn.Module, **known: Any) -> bool:
     """Let a module compute over the workers of a group, in a model that is merged; returns whether
-    it is one that can.
-
-    Parameters
-    ----------
-    known : what else is said of it: `ntype`, whose rows a batch normalisation has.
-    """
-    mixin = next((mixin for kind, mixin in _KINDS.items() if isinstance(module, kind)), None)
-    if mixin is None:
-        return False
-    kind = type(module)
-    if not isinstance(module, mixin):
-        module.__class__ = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
-    module.__dict__.update(known)
-    return True
+    it is one that can. `known` is what it is told: the type of a batch normalisation's rows."""
+    own = type(module)
+    for kind, mixin in _KINDS.items():
+        if isinstance(module, kind):
+            if not isinstance(module, mixin):
+                module.__class__ = type(own.__name__, (mixin, own), {"__module__": own.__module__})
+            module.__dict__.update(known)
+            return True
+    return False
 
 
 def whole_call(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -80,16 +73,11 @@ def _calling(function: Any, **others: Any) -> Any:
 
 
 class _Convolution(nn.Module):
-    """A convolution of which no part is of one relation.
-
-    Attributes
-    ----------
-    rows : node type → rows, of the destinations, which stand one type after the other.
-    weights : (edges into a row, heads) sums of exp(s - max) that the result is to be divided by.
-    """
+    """A convolution of several relations at once. Its destinations stand one type after the other,
+    `rows` of each."""
 
     rows: dict[str, int]
-    weights: Tensor | None
+    weights: Tensor | None  # (rows, heads): what the result is to be divided by
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = edges_in((args, kwargs))
@@ -104,6 +92,7 @@ class _Convolution(nn.Module):
         return self.merged(*args, **kwargs)
 
     def merged(self, *args: Any, **kwargs: Any) -> Any:
+        """What is computed over the workers."""
         return super().forward(*args, **kwargs)
 
 
@@ -152,10 +141,11 @@ class _Attending(_Convolution):
         if weights is None:
             return RUNNING[-1].reduced(out, self.rows, "sum")
         self.__dict__["weights"] = None
-        heads, width = weights.shape[1], out[:1].numel() if len(out) else 0
-        sums = RUNNING[-1].reduced(torch.cat([out.flatten(1), weights], 1), self.rows, "sum")
-        total = sums[:, width:].where(sums[:, width:] != 0, 1)
-        return (sums[:, :width].view(len(out), heads, -1) / total.unsqueeze(2)).view(out.shape)
+        sums, total = RUNNING[-1].reduced(
+            torch.cat([out.flatten(1), weights], 1), self.rows, "sum").tensor_split(
+                [-weights.shape[1]], 1)
+        total = total.where(total != 0, 1)
+        return (sums.view(*total.shape, -1) / total.unsqueeze(2)).view(out.shape)
 
     def _softmax(self, src: Tensor, index: Tensor, ptr: Any = None, num_nodes: Any = None
                  ) -> Tensor:
@@ -198,21 +188,19 @@ class _Grouping(HeteroConv):
     """Relations' rows merged before they are sent, or sent together."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not RUNNING:
-            return super().forward(*args, **kwargs)
         return _calling(HeteroConv.forward, group=_grouped)(self, *args, **kwargs)
 
 
 def _grouped(xs: list[Any], aggr: str | None) -> Any:
-    if len(xs) > 1 and all(isinstance(x, Partial) and x.single for x in xs):
-        op, still = "sum" if aggr == "mean" else aggr, xs[0]
-        for other in xs[1:] if op in REDUCERS else ():
-            still = None if still is None else still.merged(other, op)
-        if op not in REDUCERS:
-            return group(RUNNING[-1].apart(xs), aggr)
-        if still is not None:
-            return still.scaled(1 / len(xs)) if aggr == "mean" else still
-    return group(xs, aggr)
+    if len(xs) < 2 or not all(isinstance(x, Partial) and x.single for x in xs):
+        return group(xs, aggr)
+    if aggr not in ("sum", "mean", "max", "min"):
+        return group(RUNNING[-1].apart(xs), aggr)
+    still, op = xs[0], "sum" if aggr == "mean" else aggr
+    for other in xs[1:]:
+        still = None if still is None else still.merged(other, op)
+    return (group(xs, aggr) if still is None else
+            still.scaled(1 / len(xs)) if aggr == "mean" else still)
 
 
 class _Batch(nn.modules.batchnorm._BatchNorm):
@@ -224,7 +212,7 @@ class _Batch(nn.modules.batchnorm._BatchNorm):
         if not RUNNING or not (self.training or self.running_mean is None):
             return super().forward(input)
         merging = RUNNING[-1]
-        once = merging.once({self.ntype: merging.count(self.ntype)}, len(input))
+        once = merging.once({self.ntype: -1}, len(input))
         mean, count = merging.mean(input, once)
         centred = input - mean
         variance, _ = merging.mean(centred ** 2, once)
@@ -248,8 +236,8 @@ class _HeteroBatch(HeteroBatchNorm):
         if not RUNNING or (not self.training and self.track_running_stats):
             return super().forward(x, type_vec)
         merging = RUNNING[-1]
-        rows = {t: merging.count(t) for t in merging.hops.nodes}  # type: ignore[union-attr]
-        once, moments = merging.once(rows, len(x)), []
+        every = dict.fromkeys(merging.hops.nodes, -1)  # type: ignore[union-attr]
+        once, moments = merging.once(every, len(x)), []
         with torch.no_grad():
             for number in range(self.num_types):
                 own = once & (type_vec == number)

@@ -16,26 +16,16 @@ from dgl_heta.tools import MASKS
 
 
 class PartitionData:
-    """An open partition, in the place of the HeteroData of a script.
+    """An open partition, `part`, in the place of the HeteroData of a script.
 
     `data["paper"]` has `num_nodes`, `num_features` and, of target types, `train_mask`, `val_mask`
     and `test_mask`, bool (nodes,). All else of a node is in the batches that read it.
-
-    Attributes
-    ----------
-    part : the partition.
     """
 
     def __init__(self, part: Partition) -> None:
         self.part = part
-
-    @property
-    def node_types(self) -> list[str]:
-        return list(self.part.schema.node_types)
-
-    @property
-    def edge_types(self) -> list[tuple[str, str, str]]:
-        return [(r.src, r.etype, r.dst) for r in self.part.schema.relations]
+        self.node_types = list(part.schema.node_types)
+        self.edge_types = [(r.src, r.etype, r.dst) for r in part.schema.relations]
 
     def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
         """Node types and edge types, which many of PyG's modules are made from."""

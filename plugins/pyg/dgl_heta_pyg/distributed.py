@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 from dgl_heta import HetaError, InputError, Partition
 from dgl_heta.tools import DistributedModel
 from dgl_heta_pyg.data import PartitionData, part_of
+from dgl_heta_pyg.locality import evaluating
 from dgl_heta_pyg.merging import Merging, check_rows
 from dgl_heta_pyg.relation_edges import edges_in
 
@@ -19,8 +20,7 @@ from dgl_heta_pyg.relation_edges import edges_in
 class DistributedPyG(DistributedModel):
     """A PyG model on one worker, in step with the others; :func:`distribute` makes one.
 
-    It is called as the model is, with what a batch of :class:`~dgl_heta_pyg.NeighborLoader` has.
-    `save`, `resume` and the averages of gradients are those of
+    It is called as the model is, with what a batch has. All else is as of
     :class:`dgl_heta.training.distributed.DistributedModel`.
     """
 
@@ -55,10 +55,8 @@ class DistributedPyG(DistributedModel):
 def distribute(model: nn.Module, data: PartitionData | Partition) -> DistributedPyG:
     """A PyG model that trains on a partition, in step with the other workers.
 
-    On several workers its convolutions are merged: those of HeteroConv, of models that `to_hetero`
-    made, and those that are called by themselves, with the edges of one relation each; and HGTConv.
-    On one worker it computes what it computed before. All workers have the parameters of worker 0
-    afterwards.
+    On several workers its convolutions are merged (docs/pyg.md has a table); on one it computes
+    what it computed before. All workers have the parameters of worker 0 afterwards.
 
     Parameters
     ----------
@@ -79,20 +77,15 @@ def distribute(model: nn.Module, data: PartitionData | Partition) -> Distributed
     return DistributedPyG(model, part)
 
 
-@torch.no_grad()
 def _find_sizes(model: nn.Module, part: Partition) -> None:
     """Let layers of size -1 meet a node of each type, without edges."""
     widths, none = part.spec(1).input_dims, torch.empty((2, 0), dtype=torch.int64)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()  # so that nothing is counted, such as a batch norm's averages
     try:
-        model({t: torch.zeros(1, widths[t], dtype=dtype) for t in part.schema.node_types},
-              {tuple(r): none for r in part.schema.relations})
+        with evaluating(model):  # so that nothing is counted, such as a batch norm's averages
+            model({t: torch.zeros(1, widths[t], dtype=dtype) for t in part.schema.node_types},
+                  {tuple(r): none for r in part.schema.relations})
     except Exception as error:
         raise InputError(f"{type(model).__name__} has layers without a size (-1) and cannot be "
                          f"called with x_dict and edge_index_dict alone ({error}); give the sizes, "
                          "or call it once, before distribute, with a node of each type") from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from dgl_heta import InputError, Partition, Plan, Relation, Store
+from dgl_heta import InputError, Partition, Relation
 from dgl_heta.tools import Loader, listing
 from dgl_heta_pyg.data import PartitionData, part_of
-from dgl_heta_pyg.hops import HopBatch, HopSampler
+from dgl_heta_pyg.hops import Hops, HopSampler
 from dgl_heta_pyg.relation_edges import RelationEdges, opened
 
 _HOW = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "is_sorted",
@@ -111,7 +111,9 @@ class NeighborLoader(Loader):
     def sampler(self, fanouts: Sequence[Any], seed: int, apart: Any) -> Any:
         part = self.part
         sampler = part.sampler(fanouts, seed=seed, apart=apart, seed_states=False)
-        return HopSampler(sampler, part.store.schema, _edge_ids(part.store, part.plan, part.rank))
+        own = {r for layer in part.plan.partitions[part.rank].layers.values() for r in layer}
+        return HopSampler(sampler, part.schema, {r: partial(part.store.edge_ids, r) for r in (
+            part.schema.relations) if r in own and part.store.has_edge_ids(r)})
 
     @property
     def _total(self) -> int:
@@ -133,16 +135,14 @@ class NeighborLoader(Loader):
 
     def _batch(self, step: Any) -> Batch:
         part, mini = self.part, step.mini_batch()
-        assert isinstance(mini, HopBatch)
-        assert mini.hops is not None
-        hops = mini.hops
+        hops: Hops = mini.hops
         rows, data = step.inputs(torch.is_grad_enabled()), Batch()
         hops.reads = part.learnable.reads
         data.__dict__.update(_mean=step.mean, _hops=hops)
         for ntype, nodes in hops.nodes.items():
             store = data[ntype]
             store.x = (rows[ntype][hops.at[ntype]] if ntype in rows else torch.empty(
-                (0, self._widths[ntype]), dtype=_dtype(part, rows), device=part.device))
+                (0, self._widths[ntype]), dtype=part.learnable.dtype, device=part.device))
             store.n_id = torch.from_numpy(nodes)
             store.num_sampled_nodes = hops.num_nodes[ntype]
         self._of_seeds(data, step, mini.own_seeds)
@@ -221,14 +221,3 @@ def _fanouts(part: Partition, num_neighbors: Any) -> list[Any]:
                          f"{part.plan.hops} hops; give a number for each hop")
     return [{r: numbers[hop] for r, numbers in of.items()}
             for hop in reversed(range(part.plan.hops))]
-
-
-def _edge_ids(store: Store, plan: Plan, rank: int) -> dict[Any, Any]:
-    """Of relations whose edges' ids a worker has: how to read them."""
-    own = {r for layer in plan.partitions[rank].layers.values() for r in layer}
-    return {r: partial(store.edge_ids, r) for r in store.schema.relations
-            if r in own and store.has_edge_ids(r)}
-
-
-def _dtype(part: Partition, rows: Mapping[str, Tensor]) -> torch.dtype:
-    return next((x.dtype for x in rows.values() if x.is_floating_point()), part.learnable.dtype)

@@ -46,7 +46,7 @@ def check_local(call: Callable[[Any, Any], Any], module: nn.Module, hops: Hops, 
     if one:
         more = tree_map(lambda x: torch.cat([x, _row(x)]) if isinstance(x, Tensor) and x.dim()
                         and len(x) == total else x, more)
-    with _evaluating(module):
+    with evaluating(module):
         before, after = call(*_copied((args, kwargs))), call(*more)
         differ = float(not _same(before, after))
         if not group.all_reduce(torch.tensor([differ]), "max", "control").item():
@@ -67,12 +67,10 @@ def _with_row(value: Any, counts: dict[str, int], types: list[str]) -> Any:
     """Arguments with a row more for some node types, where they are rows by node type."""
     if type(value) in (list, tuple):
         return type(value)(_with_row(x, counts, types) for x in value)
-    if isinstance(value, dict) and value and all(
-            isinstance(x, Tensor) and counts.get(t) == len(x) for t, x in value.items()):
-        return {t: torch.cat([x, _row(x)]) if t in types else x for t, x in value.items()}
-    if isinstance(value, dict):
-        return {key: _with_row(x, counts, types) for key, x in value.items()}
-    return value
+    if not isinstance(value, dict):
+        return value
+    return {t: torch.cat([x, _row(x)]) if t in types and isinstance(x, Tensor) and len(x) == counts[
+        t] else _with_row(x, counts, types) for t, x in value.items()}
 
 
 def _copied(value: Any) -> Any:
@@ -90,21 +88,19 @@ def _row(rows: Tensor) -> Tensor:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether outputs are the same, but for rounding and for more rows."""
-    return all(map(_near, tree_flatten(one)[0], tree_flatten(other)[0]))
-
-
-def _near(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not one.numel():
-        return True
-    one, other = one.detach().double(), other.detach().double()
-    if one.dim():
-        one, other = one[:len(other)], other[:len(one)]
-    difference = (one - other).abs().nan_to_num(0).max()
-    return bool(difference <= 1e-3 * one.abs().nan_to_num(0).max().clamp(min=1e-6))
+    for x, y in zip(tree_flatten(one)[0], tree_flatten(other)[0]):
+        if isinstance(x, Tensor) and x.numel():
+            x, y = x.detach().double(), y.detach().double()
+            x, y = (x[:len(y)], y[:len(x)]) if x.dim() else (x, y)
+            most = x.abs().nan_to_num(0).max().clamp(min=1e-6)
+            if (x - y).abs().nan_to_num(0).max() > 1e-3 * most:
+                return False
+    return True
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluate without gradients in the body."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

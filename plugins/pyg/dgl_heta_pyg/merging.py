@@ -19,7 +19,7 @@ from dgl_heta.tools import Block, Comm, GroupExchange
 from dgl_heta_pyg.across import RUNNING, across, whole_call
 from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.locality import check_local
-from dgl_heta_pyg.partial import Partial, apart, complete, merge
+from dgl_heta_pyg.partial import Partial, complete, merge
 from dgl_heta_pyg.relation_edges import RelationEdges, edges_in
 
 _ACROSS_ROWS = (nn.modules.instancenorm._InstanceNorm, norm.InstanceNorm, norm.GraphNorm,
@@ -105,9 +105,17 @@ class Merging(nn.Module):
         return merge(partial, self.hops, self.exchange, layer)
 
     def apart(self, parts: list[Partial]) -> list[Tensor]:
-        """The complete rows of several relations, in one exchange; see :func:`partial.apart`."""
+        """The complete rows of several relations, each for itself, in one exchange."""
         assert self.hops is not None
-        return apart(parts, self.hops, self.reduced)
+        pieces, columns = [part.pieces[0] for part in parts], []
+        ntype, count = parts[0].ntype, len(pieces[0][1])
+        for relation, rows in pieces:
+            here = torch.ones(count, dtype=torch.bool, device=rows.device)
+            here[:self.hops.seeds[ntype].total] = self.hops.covered.get(relation, _NOWHERE)
+            columns.append(torch.where(here[:, None], rows.flatten(1), 0))
+        whole = self.reduced(torch.cat(columns, 1), {ntype: count}, "sum")
+        return [rows.view(piece.shape) for rows, (_, piece) in zip(
+            whole.split([column.shape[1] for column in columns], 1), pieces)]
 
     def reduced(self, rows: Tensor, of: dict[str, int], op: str) -> Tensor:
         """Rows (rows, …) of node types, `of` how many of each, one type after the other: sums of
@@ -138,22 +146,19 @@ class Merging(nn.Module):
         return sums[:-1].view(rows.shape[1:]) / count.clamp(min=1), count
 
     def once(self, of: dict[str, int], rows: int) -> Tensor:
-        """Which of the leading rows of node types, one type after the other, count where each
-        node of a hop is to count once over all workers: bool (rows,)."""
+        """Which of the leading rows of node types, `of` how many of each (-1: all), one type after
+        the other, count where each node of a hop is to count once over all workers: bool (rows,).
+        """
         assert self.hops is not None
         if not self.hops.once:
             self.hops.find_once(self._group)
-        masks = [self.hops.once[t][:count] for t, count in of.items()]
+        masks = [self.hops.once[t][:count if count >= 0 else None] for t, count in of.items()]
         mask = torch.cat([*masks, masks[0].new_zeros(max(rows - sum(map(len, masks)), 0))])
         return mask[:rows]
 
-    def count(self, ntype: str) -> int:
-        """How many rows a node type has."""
-        assert self.hops is not None
-        return len(self.hops.nodes[ntype])
-
 
 _EVERYBODY: Any = ""  # no relation: whoever holds what is not shared among some
+_NOWHERE = torch.zeros((), dtype=torch.bool)
 
 
 def _before(conv: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:

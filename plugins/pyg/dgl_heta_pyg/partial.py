@@ -154,21 +154,6 @@ def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:
     return (out if partial.scale == 1.0 else out * partial.scale).view(shape)
 
 
-def apart(parts: list[Partial], hops: Hops, reduce: Callable[..., Tensor]) -> list[Tensor]:
-    """The complete rows of several relations, each for itself, in one exchange; `reduce` sums the
-    seeds' rows of a node type over the workers."""
-    pieces = [part.pieces[0] for part in parts]
-    ntype, count = parts[0].ntype, len(pieces[0][1])
-    seeds, columns = hops.seeds[ntype].total, []
-    for relation, rows in pieces:
-        here = rows.new_ones(count, dtype=torch.bool)
-        here[:seeds] = hops.covered.get(relation, here.new_zeros(()))
-        columns.append(rows.flatten(1) * here[:, None])
-    whole = reduce(torch.cat(columns, 1), {ntype: count}, "sum").split(
-        [column.shape[1] for column in columns], 1)
-    return [rows.view(piece.shape) for rows, (_, piece) in zip(whole, pieces)]
-
-
 def _rows_of(relation: Any, place: int, count: int, rows: Tensor | None = None) -> RelationBlock:
     none = torch.zeros(count + 1, dtype=torch.int64)
     return RelationBlock(relation, 0, none, none[:0], place, rows)
