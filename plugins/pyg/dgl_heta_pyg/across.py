@@ -1,8 +1,8 @@
 """Modules that take edges of several relations, or nodes of a batch, together.
 
-No worker has all of these. Each such module runs as it is on every worker, but for what it sums
-over in-edges or over nodes: that is completed over the group in its midst. A module is given a
-class that is derived from its own, so that its state, its name and copies of it stay as they are.
+No worker has all of these. Each runs as it is on every worker, but for its sums over in-edges or
+nodes, which are completed over the group. It gets a class that is derived from its own, so that its
+state, its name and copies of it stay as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch_geometric.nn import (
     HANConv,
     HeteroConv,
     HGTConv,
+    MessagePassing,
     RGATConv,
     RGCNConv,
 )
@@ -26,7 +27,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.norm import HeteroBatchNorm
 from torch_geometric.utils import scatter, softmax
 
-from dgl_heta import InputError
+from dgl_heta import InputError, Relation
 from dgl_heta_pyg.partial import Partial, complete
 from dgl_heta_pyg.relation_edges import edges_in, opened
 
@@ -51,13 +52,7 @@ def across(module: nn.Module, **known: Any) -> bool:
 
 
 def whole_call(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments with complete rows and plain edges.
-
-    Raises
-    ------
-    InputError
-        They are edges of a batch, outside of a model that is merged.
-    """
+    """Arguments with complete rows and plain edges; an InputError outside of a merged model."""
     if not RUNNING and edges_in((args, kwargs)):
         raise InputError(f"{type(module).__name__} was called outside of the distributed model; "
                          "call the model that dgl_heta_pyg.distribute(model, part) returned")
@@ -70,6 +65,31 @@ def _calling(function: Any, **others: Any) -> Any:
                                  function.__name__, function.__defaults__, function.__closure__)
     changed.__kwdefaults__ = function.__kwdefaults__
     return changed
+
+
+def _rows(conv: nn.Module, out: Any) -> Any:
+    if not isinstance(out, Tensor | dict | None):
+        raise InputError(f"{type(conv).__name__} returned a {type(out).__name__}; only rows can be "
+                         "merged over workers: leave out return_attention_weights and the like")
+    return out
+
+
+class _OneRelation(nn.Module):
+    """A convolution with the edges of one relation: it gives partial rows."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        relations = {edges.relation for edges in edges_in((args, kwargs))}
+        args, kwargs = whole_call(self, args, kwargs)
+        if RUNNING and (len(relations) != 1 or None in relations):
+            given = "all" if None in relations else len(relations)
+            raise InputError(f"{type(self).__name__} was given the edges of {given} relations and "
+                             "cannot be merged over workers: give it one of batch.edge_index_dict, "
+                             "or use HeteroConv, to_hetero, HGTConv, HANConv, RGCNConv or "
+                             "RGATConv, or one worker (--parts 1)")
+        out = super().forward(*args, **kwargs)
+        if not RUNNING or _rows(self, out) is None:
+            return out
+        return RUNNING[-1].partial(cast(Relation, relations.pop()), out)
 
 
 class _Convolution(nn.Module):
@@ -121,11 +141,7 @@ class _Attending(_Convolution):
         if isinstance(self, HGTConv):  # in the order in which it puts the types' rows together
             x_dict = kwargs.get("x_dict", args[0] if args else {})
             self.__dict__["rows"] = {t: len(x_dict[t]) for t in self.kqv_lin.lins if t in x_dict}
-        out = super().merged(*args, **kwargs)
-        if isinstance(out, tuple):
-            raise InputError(f"{type(self).__name__} returned a tuple; only rows can be merged "
-                             "over workers: leave out return_attention_weights and the like")
-        return out
+        return _rows(self, super().merged(*args, **kwargs))
 
     def message(self, *args: Any, **kwargs: Any) -> Tensor:
         message: Any = super().message  # type: ignore[misc]
@@ -236,7 +252,7 @@ class _HeteroBatch(HeteroBatchNorm):
         if not RUNNING or (not self.training and self.track_running_stats):
             return super().forward(x, type_vec)
         merging = RUNNING[-1]
-        every = dict.fromkeys(merging.hops.nodes, -1)  # type: ignore[union-attr]
+        every = dict.fromkeys(merging.hops.nodes, -1)
         once, moments = merging.once(every, len(x)), []
         with torch.no_grad():
             for number in range(self.num_types):
@@ -262,4 +278,4 @@ def _check_aggr(conv: Any, *known: str) -> None:
 _KINDS: dict[type, type] = {
     HGTConv: _Attending, RGATConv: _Attending, RGCNConv: _Adding, FastRGCNConv: _Adding,
     HANConv: _Semantic, HeteroConv: _Grouping, HeteroBatchNorm: _HeteroBatch,
-    nn.modules.batchnorm._BatchNorm: _Batch}
+    nn.modules.batchnorm._BatchNorm: _Batch, MessagePassing: _OneRelation}

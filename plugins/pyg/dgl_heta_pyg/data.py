@@ -62,13 +62,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
 
 
 def part_of(data: Any) -> Partition:
-    """The partition that a loader or a model is given.
-
-    Raises
-    ------
-    InputError
-        It is something else.
-    """
+    """The partition that a loader or a model is given; an InputError if it is something else."""
     part = data.part if isinstance(data, PartitionData) else data
     if not isinstance(part, Partition):
         raise InputError(f"a partition is needed, not {type(data).__name__}; write one of it "

@@ -58,16 +58,12 @@ def distribute(model: nn.Module, data: PartitionData | Partition) -> Distributed
     On several workers its convolutions are merged (docs/pyg.md has a table); on one it computes
     what it computed before. All workers have the parameters of worker 0 afterwards.
 
-    Parameters
-    ----------
-    model : takes `batch.x_dict`, `batch.edge_index_dict` and the like; returns rows of nodes, in
-        any tuple, list or dict. Layers whose sizes it is to find by itself (-1) find them now.
-    data : from :func:`dgl_heta_pyg.open_partition` or :func:`dgl_heta.open_partition`.
+    The model takes `batch.x_dict`, `batch.edge_index_dict` and the like, and returns rows of nodes,
+    in any tuple, list or dict. Layers whose sizes it is to find by itself (-1) find them now.
 
     Raises
     ------
-    InputError
-        A module takes the nodes of a batch together (batch normalisation); a layer without sizes.
+    InputError : a module takes the nodes of a batch together; a layer without sizes.
     """
     part = part_of(data)
     if part.group.size > 1:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,27 +16,21 @@ from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import Batch, NeighborLoader
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Which of the links a step has, with a key for the negative ones."""
+class _Step(NamedTuple):
+    """Which of the links a step has, how many, and a key for the negative ones."""
 
     chosen: np.ndarray
+    size: int
     key: tuple[int, ...]
     own: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.chosen)
 
 
 class LinkNeighborLoader(NeighborLoader):
     """Batches of links with the sampled neighbourhoods of their ends.
 
-    The ends of a step's links, and of the negative ones, are the seeds: the node types of both ends
-    are targets of the partition. A batch has of its own links what PyG's has: `edge_label_index`,
-    `edge_label` and `input_id` of the edge type, or `src_index`, `dst_pos_index` and
-    `dst_neg_index` of triplets. As in PyG, links are not taken out of the graph that is sampled:
-    write a partition without those that are to be predicted.
+    The ends of a step's links, and of the negative ones, are the seeds, so the node types of both
+    ends are targets of the partition. A batch has of its own links what PyG's has. As in PyG, links
+    are not taken out of the graph: write a partition without those that are to be predicted.
 
     Parameters
     ----------
@@ -51,8 +44,7 @@ class LinkNeighborLoader(NeighborLoader):
 
     Raises
     ------
-    InputError
-        As :class:`NeighborLoader`; an end that is no node, types that are no targets.
+    InputError : as :class:`NeighborLoader`; an end that is no node, types that are no targets.
     """
 
     def __init__(self, data: PartitionData | Partition, num_neighbors: Any, edge_label_index: Any,
@@ -64,10 +56,9 @@ class LinkNeighborLoader(NeighborLoader):
         if neg_sampling_ratio:
             neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
         self._negative = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
-        if self._negative is not None and (self._negative.src_weight is not None
-                                           or self._negative.dst_weight is not None):
-            raise InputError("neg_sampling has weights, which are not known on a partition; leave "
-                             "them out")
+        weights = {getattr(self._negative, f"{end}_weight", None) is None for end in ("src", "dst")}
+        if weights != {True}:
+            raise InputError("neg_sampling has weights, unknown on a partition; leave them out")
         self._type, self._links = _links(part, edge_label_index)
         self._label = edge_label
         if edge_label is not None and len(edge_label) != self._links.shape[1]:
@@ -82,8 +73,9 @@ class LinkNeighborLoader(NeighborLoader):
         order = np.arange(self._total)
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
-        return [_Step(order[low:low + self._size], (*(shuffle or (self._seed,)), low))
-                for low in range(0, self._total, self._size)]
+        starts = range(0, self._total, self._size)
+        return [_Step(order[low:low + self._size], min(self._size, self._total - low),
+                      (*(shuffle or (self._seed,)), low)) for low in starts]
 
     def _share(self, step: _Step, worker: int, workers: int) -> tuple[np.ndarray, ...]:
         """A worker's links, and the ends of its pairs: first the links', then the negative ones'.

@@ -22,20 +22,13 @@ from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.relation_edges import RelationEdges, edges_in
 
 log = logging.getLogger("dgl_heta")
-_LARGE = 1e4
-"""The row that is added is so many times larger than the largest number of its type, so that a mean
-over many rows tells of it."""
+_LARGE = 1e4  # times the largest number of a type: a mean over many rows tells of such a row
 
 
 def check_local(call: Callable[[Any, Any], Any], module: nn.Module, hops: Hops, group: Comm,
                 args: Any, kwargs: Any) -> None:
-    """Compare what a model returns with and without more rows; all workers call it alike.
-
-    Raises
-    ------
-    HetaError
-        It is not the same: on all workers.
-    """
+    """Compare what a model returns with and without more rows, and raise a HetaError on all workers
+    where it is not the same."""
     counts = {t: len(nodes) for t, nodes in hops.nodes.items()}
     one = [edges for edges in edges_in((args, kwargs)) if edges.relation is None]
     # In one graph types stand one after the other: only the last can have a row more.

@@ -31,17 +31,11 @@ _SCALE = {"div", "true_divide", "__truediv__", "mul", "multiply", "__mul__", "__
 
 
 class Partial:
-    """Rows of a node type, merged from relations, of which this worker has some.
+    """Rows of a node type, merged by `op` from relations, of which this worker has some, and
+    multiplied with `scale`.
 
     Stands for a tensor: whatever torch does with it is done with the complete rows, which are made
     at the first use. All workers run the same program, so they come to it together.
-
-    Parameters
-    ----------
-    complete : completes it; see :class:`dgl_heta_pyg.merging.Merging`.
-    ntype : the node type.
-    op : how the pieces are merged.
-    scale : what the merged rows are multiplied with.
     """
 
     def __init__(self, complete: Callable[[Partial], Tensor], ntype: str, pieces: list[Piece],
@@ -123,14 +117,7 @@ def complete(value: Any) -> Any:
 
 
 def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:
-    """The complete rows of partial ones.
-
-    Parameters
-    ----------
-    hops : the graph of the batch.
-    exchange : of the group; see :class:`dgl_heta.nn.cross.Exchange`.
-    layer : how many were completed before.
-    """
+    """The complete rows of partial ones; `layer` is how many were completed before."""
     shape = partial.pieces[0][1].shape
     width, ntype, seeds = math.prod(shape[1:]), partial.ntype, hops.seeds[partial.ntype].total
     if shape[0] < seeds:  # on all workers, by what they agreed on

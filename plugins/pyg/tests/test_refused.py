@@ -27,7 +27,7 @@ SAID = {
     "edges put together": "edge_index of 'author writes paper' is read by torch's cat, outside",
     "edges by hand": "edge_index of 'paper cites paper' is read by torch's unbind, outside",
     "a mean over rows": "Model takes the nodes of a batch together, of which no worker has all",
-    "attention weights": "GATConv of 'paper cites paper' returned a tuple",
+    "attention weights": "GATConv returned a tuple",
     "workers that differ": "workers do not merge alike",
     "no edges": "called without the edges of a batch of dgl_heta_pyg.NeighborLoader",
     "the model itself": "SAGEConv was called outside of the distributed model",
