@@ -1,8 +1,8 @@
 """Modules that take edges of several relations, or nodes of a batch, together.
 
-No worker has all of these. Each such module runs as it is on every worker, but for what it sums
-over in-edges or over nodes: that is completed over the group in its midst. A module is given a
-class that is derived from its own, so that its state, its name and copies of it stay as they are.
+No worker has all of these. Each runs as it is on every worker, but for its sums over in-edges or
+nodes, which are completed over the group. It gets a class that is derived from its own, so that its
+state, its name and copies of it stay as they are.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import FastRGCNConv, HANConv, HGTConv, RGATConv, RGCNConv
+from torch_geometric.nn import (
+    FastRGCNConv,
+    HANConv,
+    HeteroConv,
+    HGTConv,
+    MessagePassing,
+    RGATConv,
+    RGCNConv,
+)
+from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.norm import HeteroBatchNorm
 from torch_geometric.utils import scatter, softmax
 
-from dgl_heta import InputError
-from dgl_heta_pyg.partial import complete
+from dgl_heta import InputError, Relation
+from dgl_heta_pyg.partial import Partial, complete
 from dgl_heta_pyg.relation_edges import edges_in, opened
 
 if TYPE_CHECKING:
@@ -31,30 +40,19 @@ RUNNING: list[Merging] = []
 
 def across(module: nn.Module, **known: Any) -> bool:
     """Let a module compute over the workers of a group, in a model that is merged; returns whether
-    it is one that can.
-
-    Parameters
-    ----------
-    known : what else is said of it: `ntype`, whose rows a batch normalisation has.
-    """
-    mixin = next((mixin for kind, mixin in _KINDS.items() if isinstance(module, kind)), None)
-    if mixin is None:
-        return False
-    kind = type(module)
-    if not isinstance(module, mixin):
-        module.__class__ = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
-    module.__dict__.update(known)
-    return True
+    it is one that can. `known` is what it is told: the type of a batch normalisation's rows."""
+    own = type(module)
+    for kind, mixin in _KINDS.items():
+        if isinstance(module, kind):
+            if not isinstance(module, mixin):
+                module.__class__ = type(own.__name__, (mixin, own), {"__module__": own.__module__})
+            module.__dict__.update(known)
+            return True
+    return False
 
 
 def whole_call(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Arguments with complete rows and plain edges.
-
-    Raises
-    ------
-    InputError
-        They are edges of a batch, outside of a model that is merged.
-    """
+    """Arguments with complete rows and plain edges; an InputError outside of a merged model."""
     if not RUNNING and edges_in((args, kwargs)):
         raise InputError(f"{type(module).__name__} was called outside of the distributed model; "
                          "call the model that dgl_heta_pyg.distribute(model, part) returned")
@@ -69,17 +67,37 @@ def _calling(function: Any, **others: Any) -> Any:
     return changed
 
 
-class _Convolution(nn.Module):
-    """A convolution of which no part is of one relation.
+def _rows(conv: nn.Module, out: Any) -> Any:
+    if not isinstance(out, Tensor | dict | None):
+        raise InputError(f"{type(conv).__name__} returned a {type(out).__name__}; only rows can be "
+                         "merged over workers: leave out return_attention_weights and the like")
+    return out
 
-    Attributes
-    ----------
-    rows : node type → rows, of the destinations, which stand one type after the other.
-    weights : (edges into a row, heads) sums of exp(s - max) that the result is to be divided by.
-    """
+
+class _OneRelation(nn.Module):
+    """A convolution with the edges of one relation: it gives partial rows."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        relations = {edges.relation for edges in edges_in((args, kwargs))}
+        args, kwargs = whole_call(self, args, kwargs)
+        if RUNNING and (len(relations) != 1 or None in relations):
+            given = "all" if None in relations else len(relations)
+            raise InputError(f"{type(self).__name__} was given the edges of {given} relations and "
+                             "cannot be merged over workers: give it one of batch.edge_index_dict, "
+                             "or use HeteroConv, to_hetero, HGTConv, HANConv, RGCNConv or "
+                             "RGATConv, or one worker (--parts 1)")
+        out = super().forward(*args, **kwargs)
+        if not RUNNING or _rows(self, out) is None:
+            return out
+        return RUNNING[-1].partial(cast(Relation, relations.pop()), out)
+
+
+class _Convolution(nn.Module):
+    """A convolution of several relations at once. Its destinations stand one type after the other,
+    `rows` of each."""
 
     rows: dict[str, int]
-    weights: Tensor | None
+    weights: Tensor | None  # (rows, heads): what the result is to be divided by
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = edges_in((args, kwargs))
@@ -94,6 +112,7 @@ class _Convolution(nn.Module):
         return self.merged(*args, **kwargs)
 
     def merged(self, *args: Any, **kwargs: Any) -> Any:
+        """What is computed over the workers."""
         return super().forward(*args, **kwargs)
 
 
@@ -122,11 +141,7 @@ class _Attending(_Convolution):
         if isinstance(self, HGTConv):  # in the order in which it puts the types' rows together
             x_dict = kwargs.get("x_dict", args[0] if args else {})
             self.__dict__["rows"] = {t: len(x_dict[t]) for t in self.kqv_lin.lins if t in x_dict}
-        out = super().merged(*args, **kwargs)
-        if isinstance(out, tuple):
-            raise InputError(f"{type(self).__name__} returned a tuple; only rows can be merged "
-                             "over workers: leave out return_attention_weights and the like")
-        return out
+        return _rows(self, super().merged(*args, **kwargs))
 
     def message(self, *args: Any, **kwargs: Any) -> Tensor:
         message: Any = super().message  # type: ignore[misc]
@@ -142,10 +157,11 @@ class _Attending(_Convolution):
         if weights is None:
             return RUNNING[-1].reduced(out, self.rows, "sum")
         self.__dict__["weights"] = None
-        heads, width = weights.shape[1], out[:1].numel() if len(out) else 0
-        sums = RUNNING[-1].reduced(torch.cat([out.flatten(1), weights], 1), self.rows, "sum")
-        total = sums[:, width:].where(sums[:, width:] != 0, 1)
-        return (sums[:, :width].view(len(out), heads, -1) / total.unsqueeze(2)).view(out.shape)
+        sums, total = RUNNING[-1].reduced(
+            torch.cat([out.flatten(1), weights], 1), self.rows, "sum").tensor_split(
+                [-weights.shape[1]], 1)
+        total = total.where(total != 0, 1)
+        return (sums.view(*total.shape, -1) / total.unsqueeze(2)).view(out.shape)
 
     def _softmax(self, src: Tensor, index: Tensor, ptr: Any = None, num_nodes: Any = None
                  ) -> Tensor:
@@ -184,6 +200,25 @@ class _Semantic(_Convolution):
         return (weights.view(1, -1, 1) * out).sum(1), weights
 
 
+class _Grouping(HeteroConv):
+    """Relations' rows merged before they are sent, or sent together."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return _calling(HeteroConv.forward, group=_grouped)(self, *args, **kwargs)
+
+
+def _grouped(xs: list[Any], aggr: str | None) -> Any:
+    if len(xs) < 2 or not all(isinstance(x, Partial) and x.single for x in xs):
+        return group(xs, aggr)
+    if aggr not in ("sum", "mean", "max", "min"):
+        return group(RUNNING[-1].apart(xs), aggr)
+    still, op = xs[0], "sum" if aggr == "mean" else aggr
+    for other in xs[1:]:
+        still = None if still is None else still.merged(other, op)
+    return (group(xs, aggr) if still is None else
+            still.scaled(1 / len(xs)) if aggr == "mean" else still)
+
+
 class _Batch(nn.modules.batchnorm._BatchNorm):
     """Batch normalisation by the rows of a node type that all workers have."""
 
@@ -193,7 +228,7 @@ class _Batch(nn.modules.batchnorm._BatchNorm):
         if not RUNNING or not (self.training or self.running_mean is None):
             return super().forward(input)
         merging = RUNNING[-1]
-        once = merging.once({self.ntype: merging.count(self.ntype)}, len(input))
+        once = merging.once({self.ntype: -1}, len(input))
         mean, count = merging.mean(input, once)
         centred = input - mean
         variance, _ = merging.mean(centred ** 2, once)
@@ -217,8 +252,8 @@ class _HeteroBatch(HeteroBatchNorm):
         if not RUNNING or (not self.training and self.track_running_stats):
             return super().forward(x, type_vec)
         merging = RUNNING[-1]
-        rows = {t: merging.count(t) for t in merging.hops.nodes}  # type: ignore[union-attr]
-        once, moments = merging.once(rows, len(x)), []
+        every = dict.fromkeys(merging.hops.nodes, -1)
+        once, moments = merging.once(every, len(x)), []
         with torch.no_grad():
             for number in range(self.num_types):
                 own = once & (type_vec == number)
@@ -242,4 +277,5 @@ def _check_aggr(conv: Any, *known: str) -> None:
 
 _KINDS: dict[type, type] = {
     HGTConv: _Attending, RGATConv: _Attending, RGCNConv: _Adding, FastRGCNConv: _Adding,
-    HANConv: _Semantic, HeteroBatchNorm: _HeteroBatch, nn.modules.batchnorm._BatchNorm: _Batch}
+    HANConv: _Semantic, HeteroConv: _Grouping, HeteroBatchNorm: _HeteroBatch,
+    nn.modules.batchnorm._BatchNorm: _Batch, MessagePassing: _OneRelation}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,35 +16,21 @@ from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import Batch, NeighborLoader
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Which of the links a step has, with a key for the negative ones."""
+class _Step(NamedTuple):
+    """Which of the links a step has, how many, and a key for the negative ones."""
 
     chosen: np.ndarray
+    size: int
     key: tuple[int, ...]
     own: bool = False
-
-    @property
-    def size(self) -> int:
-        return len(self.chosen)
-
-
-class _Share(NamedTuple):
-    """A worker's links, and the ends of its pairs: first the links', then the negative ones'."""
-
-    chosen: np.ndarray
-    sources: np.ndarray
-    destinations: np.ndarray
 
 
 class LinkNeighborLoader(NeighborLoader):
     """Batches of links with the sampled neighbourhoods of their ends.
 
-    The ends of a step's links, and of the negative ones, are the seeds: the node types of both ends
-    are targets of the partition. A batch has of its own links what PyG's has: `edge_label_index`,
-    `edge_label` and `input_id` of the edge type, or `src_index`, `dst_pos_index` and
-    `dst_neg_index` of triplets. As in PyG, links are not taken out of the graph that is sampled:
-    write a partition without those that are to be predicted.
+    The ends of a step's links, and of the negative ones, are the seeds, so the node types of both
+    ends are targets of the partition. A batch has of its own links what PyG's has. As in PyG, links
+    are not taken out of the graph: write a partition without those that are to be predicted.
 
     Parameters
     ----------
@@ -59,8 +44,7 @@ class LinkNeighborLoader(NeighborLoader):
 
     Raises
     ------
-    InputError
-        As :class:`NeighborLoader`; an end that is no node, types that are no targets.
+    InputError : as :class:`NeighborLoader`; an end that is no node, types that are no targets.
     """
 
     def __init__(self, data: PartitionData | Partition, num_neighbors: Any, edge_label_index: Any,
@@ -72,10 +56,9 @@ class LinkNeighborLoader(NeighborLoader):
         if neg_sampling_ratio:
             neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
         self._negative = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
-        if self._negative is not None and (self._negative.src_weight is not None
-                                           or self._negative.dst_weight is not None):
-            raise InputError("neg_sampling has weights, which are not known on a partition; leave "
-                             "them out")
+        weights = {getattr(self._negative, f"{end}_weight", None) is None for end in ("src", "dst")}
+        if weights != {True}:
+            raise InputError("neg_sampling has weights, unknown on a partition; leave them out")
         self._type, self._links = _links(part, edge_label_index)
         self._label = edge_label
         if edge_label is not None and len(edge_label) != self._links.shape[1]:
@@ -90,14 +73,17 @@ class LinkNeighborLoader(NeighborLoader):
         order = np.arange(self._total)
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
-        return [_Step(order[low:low + self._size], (*(shuffle or (self._seed,)), low))
-                for low in range(0, self._total, self._size)]
+        starts = range(0, self._total, self._size)
+        return [_Step(order[low:low + self._size], min(self._size, self._total - low),
+                      (*(shuffle or (self._seed,)), low)) for low in starts]
 
-    def _share(self, step: _Step, worker: int, workers: int) -> _Share:
+    def _share(self, step: _Step, worker: int, workers: int) -> tuple[np.ndarray, ...]:
+        """A worker's links, and the ends of its pairs: first the links', then the negative ones'.
+        """
         own = _own(step.chosen, worker, workers)
         sources, destinations = self._links[:, own]
         if self._negative is None:
-            return _Share(own, sources, destinations)
+            return own, sources, destinations
         draws, counts = np.random.default_rng(step.key), self.part.store.schema.node_counts
         shape = ((step.size, int(self._negative.amount)) if self._negative.is_triplet() else
                  (self._pairs(step) - step.size,))
@@ -105,7 +91,7 @@ class LinkNeighborLoader(NeighborLoader):
             sources = np.concatenate([sources, _own(
                 draws.integers(0, counts[self._type.src], shape), worker, workers)])
         others = _own(draws.integers(0, counts[self._type.dst], shape), worker, workers)
-        return _Share(own, sources, np.concatenate([destinations, others.ravel()]))
+        return own, sources, np.concatenate([destinations, others.ravel()])
 
     def _pairs(self, step: _Step) -> int:
         """How many losses a step has, over all workers."""
@@ -114,25 +100,24 @@ class LinkNeighborLoader(NeighborLoader):
         return step.size + math.ceil(step.size * self._negative.amount)
 
     def seeds(self, step: _Step, worker: int, workers: int) -> dict[str, np.ndarray]:
-        share, ends = self._share(step, worker, workers), dict[str, list[np.ndarray]]()
-        for ntype, nodes in ((self._type.src, share.sources), (self._type.dst, share.destinations)):
-            ends.setdefault(ntype, []).append(nodes)
-        return {t: np.unique(np.concatenate(ends.get(t, [np.empty(0, np.int64)])))
-                for t in self.part.plan.targets}
+        _, *ends = self._share(step, worker, workers)
+        return {t: np.unique(np.concatenate([np.empty(0, np.int64), *(
+            nodes for of, nodes in zip((self._type.src, self._type.dst), ends) if of == t)]))
+            for t in self.part.plan.targets}
 
     def _of_seeds(self, data: Batch, step: Any, ids: Mapping[str, np.ndarray]) -> None:
         part, negative, (src, _, dst) = self.part, self._negative, self._type
-        own = self._share(step.step, *part.share(step.step))
-        count, pairs = len(own.chosen), self._pairs(step.step)
+        own, *both = self._share(step.step, *part.share(step.step))
+        count, pairs = len(own), self._pairs(step.step)
         source, target = (torch.from_numpy(np.searchsorted(ids[t], ends)).to(part.device)
-                          for t, ends in ((src, own.sources), (dst, own.destinations)))
+                          for t, ends in zip((src, dst), both))
         links = data[tuple(self._type)]
-        links.input_id = torch.from_numpy(own.chosen)
+        links.input_id = torch.from_numpy(own)
         if negative is not None and negative.is_triplet():
             data[src].src_index, data[dst].dst_pos_index = source, target[:count]
             data[dst].dst_neg_index = target[count:].view(count, -1).squeeze(-1)
         else:
-            label = None if self._label is None else self._label[own.chosen].to(part.device)
+            label = None if self._label is None else self._label[own].to(part.device)
             if negative is not None:
                 label = torch.ones(count, device=part.device) if label is None else label
                 label = torch.cat([label, label.new_zeros(len(source) - count, *label.shape[1:])])

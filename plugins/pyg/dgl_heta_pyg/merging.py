@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch_geometric.nn import MessagePassing, norm
+from torch_geometric.nn import HeteroConv, MessagePassing, norm
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.to_hetero_transformer import key2str
 
-from dgl_heta import HetaError, InputError
+from dgl_heta import HetaError, InputError, Relation
 from dgl_heta.tools import Block, Comm, GroupExchange
-from dgl_heta_pyg.across import RUNNING, across, whole_call
+from dgl_heta_pyg.across import RUNNING, across
 from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.partial import Partial, complete, merge
-from dgl_heta_pyg.relation_edges import RelationEdges, edges_in
 
 _ACROSS_ROWS = (nn.modules.instancenorm._InstanceNorm, norm.InstanceNorm, norm.GraphNorm,
                 norm.GraphSizeNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.DiffGroupNorm)
@@ -33,15 +32,13 @@ class Merging(nn.Module):
         super().__init__()
         self.module, self._group = module, group
         self.exchange = GroupExchange(group)
-        self.hops: Hops | None = None
-        self.call: RelationEdges | None = None
+        self.hops: Any = None  # the graph of the batch, in a forward pass
         self._merged, self._passes, self._agree = 0, [0, 0], False
-        convs = [conv for conv in _outermost(module) if not across(conv)]
-        inside = {id(part) for conv in _outermost(module) for part in conv.modules()}
+        convs = [*_outermost(module)]
+        inside = {id(part) for conv in convs for part in conv.modules()}
         for part in module.modules():
-            if part in convs and _before not in part._forward_pre_hooks.values():
-                part.register_forward_pre_hook(_before, with_kwargs=True)
-                part.register_forward_hook(_after, always_call=True)
+            if part in convs or isinstance(part, HeteroConv):
+                across(part)
             # Layers that no convolution has may look at what they are given.
             elif id(part) not in inside and _completed not in part._forward_pre_hooks.values():
                 part.register_forward_pre_hook(_completed, with_kwargs=True)
@@ -55,7 +52,7 @@ class Merging(nn.Module):
                         x.is_floating_point() else x, self._run(hops, args, kwargs))
 
     def _run(self, hops: Hops, args: Any, kwargs: Any) -> Any:
-        self.hops, self.call, self._merged = hops, None, 0
+        self.hops, self._merged = hops, 0
         self.exchange.begin()
         RUNNING.append(self)
         try:
@@ -67,13 +64,8 @@ class Merging(nn.Module):
         return outputs
 
     def agree(self, what: str) -> int:
-        """Check that all workers do the same; returns how many exchanges were before.
-
-        Raises
-        ------
-        HetaError
-            They do not: the same on all.
-        """
+        """Check that all workers do the same, or raise a HetaError on all; returns how many
+        exchanges were before."""
         if self._agree:
             every = self._group.all_gather_json(what, "control")
             for rank, other in zip(self._group.ranks, every):
@@ -84,6 +76,12 @@ class Merging(nn.Module):
                         "a worker's batch")
         self._merged += 1
         return self._merged
+
+    def partial(self, relation: Relation, rows: Tensor) -> Any:
+        """What a convolution of a relation gave; partial if its rows are of a type of seeds."""
+        if not (shares := self.hops.seeds.get(relation.dst)) or not shares.total:
+            return rows
+        return Partial(self.completed, relation.dst, [(relation, rows)])
 
     def completed(self, partial: Partial) -> Tensor:
         """The complete rows of partial ones."""
@@ -97,16 +95,27 @@ class Merging(nn.Module):
                            f"{', fewer rows than seeds' * (len(rows) < seeds)}")
         return merge(partial, self.hops, self.exchange, layer)
 
+    def apart(self, parts: list[Partial]) -> list[Tensor]:
+        """The complete rows of several relations, each for itself, in one exchange."""
+        pieces, columns = [part.pieces[0] for part in parts], []
+        ntype, count = parts[0].ntype, len(pieces[0][1])
+        for relation, rows in pieces:
+            here = torch.ones(count, dtype=torch.bool, device=rows.device)
+            here[:self.hops.seeds[ntype].total] = self.hops.covered.get(relation, _NOWHERE)
+            columns.append(torch.where(here[:, None], rows.flatten(1), 0))
+        whole = self.reduced(torch.cat(columns, 1), {ntype: count}, "sum")
+        return [rows.view(piece.shape) for rows, (_, piece) in zip(
+            whole.split([column.shape[1] for column in columns], 1), pieces)]
+
     def reduced(self, rows: Tensor, of: dict[str, int], op: str) -> Tensor:
         """Rows (rows, …) of node types, `of` how many of each, one type after the other: sums of
         the seeds' over the workers, or maxima, which have no gradient; others as they are."""
-        assert self.hops is not None
         rest, width = len(rows) - sum(of.values()), math.prod(rows.shape[1:])
         if rest < 0:
             raise HetaError(f"a convolution gave {len(rows)} rows for {sum(of.values())} nodes of "
                             f"{', '.join(of)}; it must give a row for each destination")
         whole = []
-        for ntype, part in zip([*of, None], rows.reshape(len(rows), width).split(
+        for ntype, part in zip([*of, ""], rows.reshape(len(rows), width).split(
                 [*of.values(), rest])):
             if ntype in self.hops.seeds and self.hops.seeds[ntype].total:
                 layer = self.agree(f"{op} of {ntype} ({width})")
@@ -126,57 +135,18 @@ class Merging(nn.Module):
         return sums[:-1].view(rows.shape[1:]) / count.clamp(min=1), count
 
     def once(self, of: dict[str, int], rows: int) -> Tensor:
-        """Which of the leading rows of node types, one type after the other, count where each
-        node of a hop is to count once over all workers: bool (rows,)."""
-        assert self.hops is not None
+        """Which of the leading rows of node types, `of` how many of each (-1: all), one type after
+        the other, count where each node of a hop is to count once over all workers: bool (rows,).
+        """
         if not self.hops.once:
             self.hops.find_once(self._group)
-        masks = [self.hops.once[t][:count] for t, count in of.items()]
+        masks = [self.hops.once[t][:count if count >= 0 else None] for t, count in of.items()]
         mask = torch.cat([*masks, masks[0].new_zeros(max(rows - sum(map(len, masks)), 0))])
         return mask[:rows]
 
-    def count(self, ntype: str) -> int:
-        """How many rows a node type has."""
-        assert self.hops is not None
-        return len(self.hops.nodes[ntype])
-
 
 _EVERYBODY: Any = ""  # no relation: whoever holds what is not shared among some
-
-
-def _before(conv: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    edges = {id(one): one for one in edges_in((args, kwargs))}
-    args, kwargs = whole_call(conv, args, kwargs)
-    if not RUNNING:
-        return args, kwargs
-    relations = {one.relation for one in edges.values()}
-    if len(relations) != 1 or None in relations:
-        given = "all" if None in relations else len(edges)
-        raise InputError(f"{type(conv).__name__} was given the edges of {given} relations and "
-                         "cannot be merged over workers: give it one of batch.edge_index_dict, or "
-                         "use HeteroConv, to_hetero, HGTConv, HANConv, RGCNConv or RGATConv, or "
-                         "one worker (--parts 1)")
-    RUNNING[-1].call = next(iter(edges.values()))
-    return args, kwargs
-
-
-def _after(conv: nn.Module, args: Any, out: Any) -> Any:
-    if not RUNNING:
-        return out
-    merging = RUNNING[-1]
-    call, merging.call = merging.call, None
-    if call is None or out is None:
-        return out
-    assert call.relation is not None
-    ntype = call.relation.dst
-    if not isinstance(out, Tensor):
-        raise InputError(f"{type(conv).__name__} of '{call.relation}' returned a "
-                         f"{type(out).__name__}; only rows can be merged over workers: leave "
-                         "out return_attention_weights and the like")
-    assert merging.hops is not None
-    if ntype not in merging.hops.seeds or not merging.hops.seeds[ntype].total:
-        return out
-    return Partial(merging.completed, ntype, [(call.relation, out)])
+_NOWHERE = torch.zeros((), dtype=torch.bool)
 
 
 def _completed(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -193,13 +163,8 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def check_rows(module: nn.Module, ntypes: Iterable[str]) -> None:
-    """Let batch normalisations take the rows of all workers.
-
-    Raises
-    ------
-    InputError
-        A module takes rows of a batch together, of which no worker has all.
-    """
+    """Let batch normalisations take the rows of all workers; an InputError names another module
+    that takes rows of a batch together, of which no worker has all."""
     inside = {id(part) for conv in _outermost(module) for part in conv.modules()}
     types = {key: t for t in ntypes for key in (t, key2str(t))}
     for name, part in module.named_modules():

@@ -55,7 +55,7 @@ class HopProof(Proofs):
         """
         started, name = time.perf_counter(), type(module).__name__
         graph, given = _Joined(self._group, hops), _copied(given)
-        with _evaluating(module), torch.enable_grad():
+        with evaluating(module), torch.enable_grad():
             ours = _Result(module, hops, lambda: merged(*_copied(given)))
             state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             plain_args, plain_kwargs = graph.joined(given)
@@ -290,7 +290,8 @@ def _copied(value: Any) -> Any:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluate in the body."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

@@ -21,12 +21,7 @@ class RelationEdges(Tensor):
     """The edges of one relation, (2, edges) int64, for convolutions alone.
 
     Whoever else reads them would take those of this worker for all. It may be asked for its size
-    and trimmed (`trim_to_layer`).
-
-    Attributes
-    ----------
-    hops : the graph that it is of.
-    relation : the relation; None for all of them, in one graph.
+    and trimmed (`trim_to_layer`). `relation` is None for all of them, in one graph.
     """
 
     hops: Hops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
+from drawn_models import drawn_models
 from pyg_models import TARGET, OfTypes, models
 
 LINKS = {"links": None, "links, pairs": {"mode": "binary", "amount": 1.5},
@@ -54,6 +56,9 @@ def trained(name: str, model: Any, data: dgl_heta_pyg.PartitionData, saved: str)
             for parameter in model.parameters():
                 parameter.data.zero_()
             assert model.resume(saved, optimizer) == 1
+        if step == 1 and name in ("HANConv", "RGAT", "to_hetero mean"):  # goes on as a copy
+            model = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if step == 2:
             break
     (merging,) = model._merging
@@ -108,7 +113,8 @@ def main(given: dict[str, Any]) -> None:
     data = dgl_heta_pyg.open_partition(given["part"], given["settings"])
     part, results = data.part, {}
     several = len(part.targets) > 1
-    for name, make in ({} if several else models(data.metadata())).items():
+    every = {} if several else {**models(data.metadata()), **drawn_models(data.metadata(), 20)}
+    for name, make in every.items():
         tables: Any = part.learnable.tables().values()
         for table in tables:  # each model begins without moments
             table.first.zero_()

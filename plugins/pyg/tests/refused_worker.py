@@ -109,8 +109,11 @@ calls = {
     "no edges": lambda: model(batch.x_dict, {}),
     "the model itself": lambda: model.module(batch.x_dict, batch.edge_index_dict),
     "an older batch": lambda: (next(iter(loader)), model(batch.x_dict, batch.edge_index_dict)),
-    "a batch before backward": lambda: (model(*(lambda b: (b.x_dict, b.edge_index_dict))(
-        next(iter(loader)))), next(iter(loader))),
+    "a batch before backward": lambda: (lambda out: (next(iter(loader)), out.sum().backward()))(
+        model(*(lambda b: (b.x_dict, b.edge_index_dict))(next(iter(loader))))),
+    "gradients of one worker": lambda: torch.autograd.grad(
+        model(*(lambda b: (b.x_dict, b.edge_index_dict))(next(iter(loader)))).sum(),
+        list(model.parameters())),
     "a last step too small": lambda: dgl_heta_pyg.NeighborLoader(
         part, [3, 2], ("paper", range(13)), batch_size=6),
 }
