@@ -97,6 +97,8 @@ _LAZY = {
     "run_workers": "dgl_heta.launch.local",
     "Loader": "dgl_heta.training.loader",
     "DistributedModel": "dgl_heta.training.distributed",
+    "Place": "dgl_heta.training.batches",
+    "Proofs": "dgl_heta.training.step_proof",
     "GroupExchange": "dgl_heta.raf.exchange",
     "worker_main": "dgl_heta.launch.worker:main",
     "InEdges": "dgl_heta.sampling.blocks",
@@ -119,8 +121,9 @@ _LAZY = {
 __all__ = [
     "ALWAYS", "COMPILES", "MASKS", "PUBLIC", "REVERSE", "Advance", "ArrayFile", "AsJson", "Block",
     "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "Loader",
-    "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Plugins",
-    "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape", "StaticFeatures",
+    "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Place", "Plugins",
+    "Proofs", "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape",
+    "StaticFeatures",
     "TextFile", "Traffic", "agrees", "as_text", "changed", "check_archive", "check_file",
     "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
     "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
@@ -192,8 +195,10 @@ if TYPE_CHECKING:
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
+    from dgl_heta.training.batches import Place
     from dgl_heta.training.distributed import DistributedModel
     from dgl_heta.training.loader import Loader
+    from dgl_heta.training.step_proof import Proofs
 
 
 def __getattr__(name: str) -> Any:

@@ -57,6 +57,11 @@ class GroupExchange:
         self._layouts: dict[tuple[str, int, int], list[list[int]] | None] = {}
         self.chain = Chain()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> GroupExchange:
+        """Itself: process groups have no copies, and a copied model gets an exchange of its own
+        where it is distributed."""
+        return self
+
     def begin(self) -> None:
         """Forget the last forward pass, and begin a chain."""
         self.done.clear()

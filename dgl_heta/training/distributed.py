@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_
 from dgl_heta.training.checkpoint_files import positions
 from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
-from dgl_heta.training.step_proof import StepProof
+from dgl_heta.training.step_proof import Proofs, StepProof
 from dgl_heta.training.worker_partition import WorkerPartition
 
 
@@ -48,7 +50,7 @@ class DistributedModel(nn.Module):
     timed : the context in which a stage of a step ("fetch", "forward") runs.
     """
 
-    proof: StepProof | None = None
+    proof: Proofs | None = None
 
     def __init__(self, module: nn.Module, part: WorkerPartition,
                  wrapper: ModuleWrapper | None = None, owned: Callable[[], int] = lambda: 0,
@@ -69,6 +71,7 @@ class DistributedModel(nn.Module):
         self._backward, self._hooks = BackwardEnd(), list[Any]()
         self._runs: set[Path] = set()
         self._before: list[Tensor | None] | None = None
+        self._given: list[nn.Parameter] = []
         self._backward.actions.append(self._averaged)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -89,7 +92,7 @@ class DistributedModel(nn.Module):
         with self._timed("forward"), self.precision():
             outputs = {t: widened(x) for t, x in self.wrapped(batch.mini_batch(), rows).items()}
         if train:
-            if self.proof is not None:
+            if isinstance(self.proof, StepProof):
                 self.proof.prove(self.module, batch, rows, outputs)
             self.await_backward(outputs.values())
         return outputs
@@ -119,8 +122,13 @@ class DistributedModel(nn.Module):
                 out.register_hook(lambda grad: self._heard(passed))
         # A loss may depend on parameters without the outputs, and before them.
         if not self._hooks and self.part.world.size > 1:
-            self._hooks = [p.register_hook(lambda grad: self._begun())
+            self._hooks = [p.register_hook(partial(self._came, p))
                            for p in self.module.parameters() if p.requires_grad]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
+        """A copy with parameters of its own, on the same partition and its learnable rows, for
+        averages of models (`torch.optim.swa_utils`). All workers make it alike."""
+        return type(self)(copy.deepcopy(self.module, memo), self.part)
 
     def save(self, directory: str | Path, optimizer: torch.optim.Optimizer, epoch: int) -> None:
         """Write a checkpoint after an epoch, and drop the ones before it.
@@ -211,6 +219,11 @@ class DistributedModel(nn.Module):
                             "gradients it is to take; call it after loss.backward()")
         self._begun()
 
+    def _came(self, parameter: nn.Parameter, grad: Tensor) -> None:
+        """A parameter has a gradient."""
+        self._begun()
+        self._given.append(parameter)
+
     def _begun(self) -> None:
         """A backward pass is under way that comes to outputs or parameters."""
         if self._before is None:
@@ -224,15 +237,26 @@ class DistributedModel(nn.Module):
 
     def _averaged(self) -> None:
         """At the end of a backward pass, after the adjoints of its exchanges and before any
-        optimizer's step: every worker comes here, also one whose seeds gave no gradient."""
-        before, self._before = self._before, None
+        optimizer's step: every worker comes here, also one whose seeds gave no gradient.
+
+        Raises
+        ------
+        HetaError
+            Gradients were given to whoever asked for them, and are not in the parameters.
+        """
+        (before, self._before), (given, self._given) = (self._before, None), (self._given, [])
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.wrapped.after_backward()
+        taken = any(parameter.grad is None for parameter in given)
+        if not taken:
+            self.wrapped.after_backward()
         for parameter, grad in zip(self.module.parameters(), before or ()):
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        if taken:
+            raise HetaError("torch.autograd.grad returns gradients of one worker, which nobody "
+                            "averages; call loss.backward(), and read them from parameter.grad")
 
 
 def distribute(model: nn.Module, part: WorkerPartition) -> DistributedModel:

@@ -13,9 +13,10 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm, make_comms
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.sampler import Fanout
 from dgl_heta.training.batches import Batch, Batches, Sampler
 from dgl_heta.training.caches import attach
-from dgl_heta.training.tasks import SPLITS, NodeStep, Step, node_steps
+from dgl_heta.training.tasks import SPLITS, Step, node_steps
 from dgl_heta.training.tasks.seed_table import check_rows
 from dgl_heta.training.tasks.task import share_of
 from dgl_heta.training.worker_partition import WorkerPartition
@@ -35,7 +36,7 @@ class Loader:
     """
 
     def __init__(self, part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids],
-                 fanouts: Sequence[int], batch_size: int, shuffle: bool | None, seed: int | None
+                 fanouts: Sequence[Fanout], batch_size: int, shuffle: bool | None, seed: int | None
                  ) -> None:
         self.part, self._epoch = part, 1
         self._ids = _ids(part, seeds)
@@ -47,16 +48,19 @@ class Loader:
                              f"{several(part.plan.hops, 'hop')}; give one for each layer of the "
                              "model, and partition for as many (--hops)")
         fanouts = [f.item() if isinstance(f, np.integer) else f for f in fanouts]
-        if any(not isinstance(f, int) or f < -1 or f == 0 for f in fanouts):
-            raise InputError(f"fanouts are {list(fanouts)}; each must be a number of edges, or -1 "
-                             "for all")
+        for f in fanouts:
+            # A layer that names relations may leave one out.
+            least, numbers = (0, f.values()) if isinstance(f, Mapping) else (1, [f])
+            if any(not isinstance(n, int) or (n < least and n != -1) for n in numbers):
+                raise InputError(f"fanouts are {_told(fanouts)}; each must be a number of edges, "
+                                 "or -1 for all")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be a whole number, 1 at least")
         self._size = batch_size * part.world.size
         _same(part, {
             "seeds": {t: [len(ids), zlib.crc32(np.ascontiguousarray(ids).data)]
-                      for t, ids in self._ids.items()},
-            "fanouts": list(fanouts), "batch_size": batch_size, "shuffle": self._shuffle,
+                      for t, ids in self.asked().items()},
+            "fanouts": _told(fanouts), "batch_size": batch_size, "shuffle": self._shuffle,
             "seed": self._seed})
         apart = None
         if part.plan.exchanges_while_sampling and part.source.ahead:
@@ -67,12 +71,20 @@ class Loader:
         self._sampler = self.sampler(fanouts, self._seed, apart)
         self._batches = Batches(part, self)
 
-    def sampler(self, fanouts: Sequence[int], seed: int, apart: Comm | None) -> Sampler:
+    def sampler(self, fanouts: Sequence[Fanout], seed: int, apart: Comm | None) -> Sampler:
         """What samples the batches; arguments are as of :meth:`WorkerPartition.sampler`."""
         return self.part.sampler(fanouts, seed=seed, apart=apart)
 
+    def asked(self) -> Mapping[str, np.ndarray]:
+        """What the batches are about; the same on all workers."""
+        return self._ids
+
+    def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[Any]:
+        """The steps in an order; arguments are as of :func:`node_steps`."""
+        return node_steps(self._ids, self._size, shuffle)
+
     def __len__(self) -> int:
-        return -(-sum(map(len, self._ids.values())) // self._size)
+        return len(self.ordered(None))
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from 1 on; its order and its draws follow from it.
@@ -84,26 +96,26 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         if not self._shuffle:  # the same batches each time
-            return self._pass(node_steps(self._ids, self._size, None), _UNSHUFFLED, epoch)
+            return self._pass(self.ordered(None), _UNSHUFFLED, epoch)
         attach(self, report=_note)
         return self._pass(self.steps("train", epoch), epoch << 20, epoch)
 
     def _pass(self, steps: Sequence[Step], first: int, epoch: int) -> Iterator[Batch]:
         return self._batches.of_steps(self._sampler, steps, first, max(epoch - 1, 0))
 
-    def steps(self, split: str, epoch: int) -> list[Step]:
+    def steps(self, split: str, epoch: int) -> Sequence[Any]:
         """The steps of an epoch of training."""
-        return node_steps(self._ids, self._size, (self._seed, epoch))
+        return self.ordered((self._seed, epoch))
 
-    def sample(self, step: NodeStep, number: int) -> Batch:
+    def sample(self, step: Any, number: int) -> Batch:
         """This worker's batch of a step; `number` differs from step to step."""
         return self._batches.of_step(self._sampler, step, number)
 
-    def seeds(self, step: NodeStep, worker: int, workers: int) -> dict[str, np.ndarray]:
-        """The seeds of a worker's share of a step."""
+    def seeds(self, step: Any, worker: int, workers: int) -> dict[str, np.ndarray]:
+        """The seeds of a worker's share of a step, per target type; unique."""
         return {t: share_of(nodes, worker, workers) for t, nodes in step.nodes.items()}
 
-    def without(self, step: NodeStep) -> Mapping[Relation, np.ndarray] | None:
+    def without(self, step: Any) -> Mapping[Relation, np.ndarray] | None:
         """The edges that must not carry messages: none."""
 
 
@@ -150,6 +162,10 @@ def _checked(part: WorkerPartition, ntype: str, ids: Ids) -> np.ndarray:
     if rows is not None:
         check_rows(array, rows, ntype)
     return array.astype(np.int64)
+
+
+def _told(fanouts: Sequence[Fanout]) -> list[object]:
+    return [{str(r): n for r, n in f.items()} if isinstance(f, Mapping) else f for f in fanouts]
 
 
 def _same(part: WorkerPartition, given: dict[str, object]) -> None:

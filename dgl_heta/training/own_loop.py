@@ -8,6 +8,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.graph.schema import Schema
 from dgl_heta.models import ModelSpec
+from dgl_heta.sampling.sampler import Fanout
 from dgl_heta.training.loader import Ids, Loader
 from dgl_heta.training.setup import model_spec
 from dgl_heta.training.worker_partition import WorkerPartition
@@ -44,7 +45,7 @@ class Partition(WorkerPartition):
             outputs = dict.fromkeys(self.targets, outputs)
         return model_spec(self.store, self.settings, outputs, self.plan)
 
-    def loader(self, seeds: str | Ids | Mapping[str, Ids], fanouts: Sequence[int],
+    def loader(self, seeds: str | Ids | Mapping[str, Ids], fanouts: Sequence[Fanout],
                batch_size: int = 1024, shuffle: bool | None = None, seed: int | None = None
                ) -> Loader:
         """Batches of nodes with their sampled neighbourhoods.
@@ -53,7 +54,8 @@ class Partition(WorkerPartition):
         ----------
         seeds : "train", "val" or "test", for the nodes of the mask; or ids of nodes of the target
             type, each once; with several target types, ids per type.
-        fanouts : in-edges sampled per relation and layer, input side first; -1 for all.
+        fanouts : in-edges sampled per relation and layer, input side first; -1 for all. Of a layer
+            a number, or one for each relation: those that are not there have none.
         batch_size : seeds of each worker in a step.
         shuffle : whether each epoch has an order and draws of its own; default: for "train". Else
             all iterations give the same batches.

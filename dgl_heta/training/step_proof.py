@@ -36,16 +36,20 @@ from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares
-from dgl_heta.training.batches import Batch
+from dgl_heta.training.batches import Batch, Place
 from dgl_heta.training.worker_partition import WorkerPartition
 
 log = logging.getLogger("dgl_heta")
 
 
-class StepProof:
-    """Proves steps of a partition with several workers a group; all make it and call it alike.
+class Proofs:
+    """Which steps of a partition are proved (`run.prove`), and what came of it.
 
     What proofs send is counted by the cause `proof`.
+
+    Parameters
+    ----------
+    told : why none can be.
 
     Attributes
     ----------
@@ -54,15 +58,25 @@ class StepProof:
     told : why steps are not proved, or one was not.
     """
 
+    def __init__(self, part: WorkerPartition, told: str | None = None) -> None:
+        self.proved, self.seconds, self.told = 0, 0.0, told
+        self._part = part
+        self._schedule = Schedule.parse("off" if told else part.settings.run.prove)
+        if told and part.rank == 0:
+            log.warning("not proved: %s", told)
+
+    def due(self, place: Place | None) -> bool:
+        """Return whether to prove a step; the same on all workers."""
+        return place is not None and not self._schedule.off and self._schedule.due(
+            self._part.settings.train.seed, *place)
+
+
+class StepProof(Proofs):
+    """Proves steps of a partition with several workers a group; all make it and call it alike."""
+
     def __init__(self, part: WorkerPartition, wrapper: ModuleWrapper) -> None:
-        self._part, self._traffic = part, part.traffic[0]
-        self._schedule = Schedule.parse(part.settings.run.prove)
-        self.proved, self.seconds = 0, 0.0
-        self.told = _never(part, wrapper)
-        if self.told is not None:
-            self._schedule = Schedule()
-            if part.rank == 0:
-                log.warning("not proved: %s", self.told)
+        super().__init__(part, _never(part, wrapper))
+        self._traffic = part.traffic[0]
 
     def prove(self, model: nn.Module, batch: Batch, inputs: dict[str, Tensor],
               outputs: dict[str, Tensor]) -> None:
@@ -75,8 +89,7 @@ class StepProof:
             They differ; the same on all workers.
         """
         part, started = self._part, time.perf_counter()
-        if batch.place is None or self._schedule.off or not self._schedule.due(
-                part.settings.train.seed, *batch.place):
+        if not self.due(batch.place):
             return
         wrong = torch.tensor([float(not all(rows.isfinite().all() for rows in outputs.values()))])
         if part.world.all_reduce(wrong, "max", CAUSE).item():

@@ -29,7 +29,7 @@ from dgl_heta.hooks.protocols import InputReader
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.moments import TimeDraws
-from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.sampler import Fanout, NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.sources import Auto
 from dgl_heta.settings import Settings, TaskSettings
@@ -168,7 +168,7 @@ class WorkerPartition:
         """Which worker of how many this one is in a step."""
         return (0, 1) if step.own else (self.rank, self.world.size)
 
-    def sampler(self, fanouts: Sequence[int], held_out: HeldOut | None = None,
+    def sampler(self, fanouts: Sequence[Fanout], held_out: HeldOut | None = None,
                 reads_remote: bool = True, seed: int | None = None, apart: Comm | None = None,
                 seed_states: bool | None = None) -> NeighborSampler:
         """A sampler of this partition's part of neighbourhoods.

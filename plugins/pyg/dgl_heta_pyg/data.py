@@ -16,26 +16,16 @@ from dgl_heta.tools import MASKS
 
 
 class PartitionData:
-    """An open partition, in the place of the HeteroData of a script.
+    """An open partition, `part`, in the place of the HeteroData of a script.
 
     `data["paper"]` has `num_nodes`, `num_features` and, of target types, `train_mask`, `val_mask`
     and `test_mask`, bool (nodes,). All else of a node is in the batches that read it.
-
-    Attributes
-    ----------
-    part : the partition.
     """
 
     def __init__(self, part: Partition) -> None:
         self.part = part
-
-    @property
-    def node_types(self) -> list[str]:
-        return list(self.part.schema.node_types)
-
-    @property
-    def edge_types(self) -> list[tuple[str, str, str]]:
-        return [(r.src, r.etype, r.dst) for r in self.part.schema.relations]
+        self.node_types = list(part.schema.node_types)
+        self.edge_types = [(r.src, r.etype, r.dst) for r in part.schema.relations]
 
     def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
         """Node types and edge types, which many of PyG's modules are made from."""
@@ -72,13 +62,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
 
 
 def part_of(data: Any) -> Partition:
-    """The partition that a loader or a model is given.
-
-    Raises
-    ------
-    InputError
-        It is something else.
-    """
+    """The partition that a loader or a model is given; an InputError if it is something else."""
     part = data.part if isinstance(data, PartitionData) else data
     if not isinstance(part, Partition):
         raise InputError(f"a partition is needed, not {type(data).__name__}; write one of it "

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import HetaError, Relation, Schema
-from dgl_heta.tools import Block, MiniBatch, RelationBlock
+from dgl_heta.tools import Block, Comm, MiniBatch, Place, RelationBlock
 
 
 @dataclass
@@ -35,6 +35,10 @@ class Hops:
     edge_ids : relation → int64, places of the edges in the graph as it was given; of those
         relations for which they are asked for.
     covered : relation → bool (seeds,), the seeds whose in-edges by it are sampled here.
+    place : where the batch is in training.
+    once : node type → bool (rows,), the rows that this worker counts where all workers' are counted
+        together, each node of a hop once; see :meth:`find_once`.
+    reads : the read of learnable rows that the batch's came from.
     """
 
     seeds: dict[str, Any]
@@ -45,9 +49,26 @@ class Hops:
     edges: dict[Relation, Tensor] = field(default_factory=dict)
     edge_ids: dict[Relation, np.ndarray] = field(default_factory=dict)
     covered: dict[Relation, Tensor] = field(default_factory=dict)
+    place: Place | None = None
+    once: dict[str, Tensor] = field(default_factory=dict)
+    reads: int = 0
 
-    def tensors(self) -> list[Tensor]:
-        return [*self.at.values(), *self.edges.values(), *self.covered.values()]
+    def find_once(self, group: Comm) -> None:
+        """Agree on who counts which rows: the first worker that has them."""
+        kinds = np.arange(sum(map(len, self.num_nodes.values())))  # the hops of all types
+        counts = np.concatenate([*self.num_nodes.values()])
+        rows = np.stack([np.repeat(kinds, counts), np.concatenate([*self.nodes.values()])], 1)
+        sizes = group.all_gather_json(len(rows), "control")
+        every = group.all_gather_rows(torch.from_numpy(rows), sizes, "control").numpy()
+        keys = every[:, 0] * (every[:, 1].max(initial=0) + 1) + every[:, 1]
+        mask = np.zeros(len(every), bool)
+        mask[np.unique(keys, return_index=True)[1]] = True
+        device = next(iter(self.at.values())).device
+        own = torch.from_numpy(mask).split(sizes)[group.rank].to(device)
+        self.once = dict(zip(self.nodes, own.split([*map(len, self.nodes.values())])))
+
+    def on_device(self) -> list[dict[Any, Tensor]]:
+        return [self.at, self.edges, self.covered]
 
 
 @dataclass
@@ -57,24 +78,17 @@ class HopBatch(MiniBatch):
     hops: Hops | None = None
 
     def tensors(self) -> list[Tensor]:
-        return [] if self.hops is None else self.hops.tensors()
+        return [] if self.hops is None else [x for of in self.hops.on_device() for x in of.values()]
 
     def to(self, device: torch.device) -> HopBatch:
-        if self.hops is not None and device.type != "cpu":
-            every: list[dict[Any, Tensor]] = [self.hops.at, self.hops.edges, self.hops.covered]
-            for of in every:
-                of.update({key: tensor.to(device, non_blocking=True) for key, tensor in of.items()})
+        for of in self.hops.on_device() if self.hops is not None and device.type != "cpu" else ():
+            of.update({key: tensor.to(device, non_blocking=True) for key, tensor in of.items()})
         return self
 
 
 class HopSampler:
-    """A sampler of graphs.
-
-    Parameters
-    ----------
-    sampler : of blocks, without the seeds' states below the last layer.
-    ids_of : relation → the place of each edge of its CSC in the graph as it was given.
-    """
+    """A sampler of graphs, by one of blocks without the seeds' states below the last layer.
+    `ids_of` has of a relation the place of each edge of its CSC in the graph as it was given."""
 
     def __init__(self, sampler: Any, schema: Schema,
                  ids_of: Mapping[Relation, Callable[[], np.ndarray]]) -> None:
@@ -118,7 +132,9 @@ def _unrolled(mini: MiniBatch, schema: Schema,
     above = _Hop(blocks[0].num_dst)
     for ntype, count in blocks[0].num_dst.items():
         above.take(ntype, torch.arange(count), 0)
-    hops.covered = _covered(blocks[0])
+    for one in blocks[0].edges:
+        covered = torch.zeros(blocks[0].num_dst[one.relation.dst], dtype=torch.bool)
+        hops.covered.setdefault(one.relation, covered)[one.index] = True
     for number, block in enumerate(blocks):
         if number:
             _check_whole(block, above, schema)
@@ -140,7 +156,8 @@ def _unrolled(mini: MiniBatch, schema: Schema,
                 row + above.first[relation.dst]]))
             hops.num_edges[relation][number] += len(row)
             if relation in ids_of:
-                at = _destinations(one, block, mini, relation.dst)
+                ids_dst = (mini.seeds if block.last else mini.input_nodes)[relation.dst]
+                at = ids_dst[one.rows_at(torch.arange(one.num_rows)).numpy()]
                 places = one.sample.positions(at, len(one.indices))  # type: ignore[union-attr]
                 ids[relation].append(ids_of[relation]()[places[chosen.numpy()]])
         above = below
@@ -159,33 +176,13 @@ def _kept(one: RelationBlock, above: _Hop) -> tuple[Tensor, Tensor, Tensor]:
     return chosen, one.indices[chosen].long(), row[chosen]
 
 
-def _covered(block: Block) -> dict[Relation, Tensor]:
-    covered: dict[Relation, Tensor] = {}
-    for one in block.edges:
-        seeds = block.num_dst[one.relation.dst]
-        mask = covered.setdefault(one.relation, torch.zeros(seeds, dtype=torch.bool))
-        mask[one.index] = True
-    return covered
-
-
 def _check_whole(block: Block, above: _Hop, schema: Schema) -> None:
-    """
-    Raises
-    ------
-    HetaError
-        Rows below the seeds lack a relation, which would be left out of them silently.
-    """
+    """Refuse rows below the seeds that lack a relation: it would be left out of them silently."""
     for ntype, count in above.count.items():
         here = {one.relation for one in block.into(ntype)}
         if count and (lacking := [r for r in schema.into[ntype] if r not in here]):
             raise HetaError(f"this worker has rows of '{ntype}' that are no seeds, but not their "
                             f"in-edges by '{lacking[0]}'; make the partition again")
-
-
-def _destinations(one: RelationBlock, block: Block, mini: MiniBatch, ntype: str) -> np.ndarray:
-    """The nodes that a relation's edges were sampled for."""
-    ids = mini.seeds[ntype] if block.last else mini.input_nodes[ntype]
-    return ids[one.rows_at(torch.arange(one.num_rows)).numpy()]
 
 
 _NONE = np.empty(0, np.int64)

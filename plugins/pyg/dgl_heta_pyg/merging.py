@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import HANConv, HGTConv, MessagePassing, norm
+from torch.utils._pytree import tree_map
+from torch_geometric.nn import HeteroConv, MessagePassing, norm
 from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.to_hetero_transformer import key2str
 
-from dgl_heta import HetaError, InputError
-from dgl_heta.tools import Comm, GroupExchange
-from dgl_heta_pyg.hgt import attending
+from dgl_heta import HetaError, InputError, Relation
+from dgl_heta.tools import Block, Comm, GroupExchange
+from dgl_heta_pyg.across import RUNNING, across
 from dgl_heta_pyg.hops import Hops
-from dgl_heta_pyg.locality import check_local
 from dgl_heta_pyg.partial import Partial, complete, merge
-from dgl_heta_pyg.relation_edges import RelationEdges
 
-_ACROSS_ROWS = (
-    nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, norm.BatchNorm,
-    norm.HeteroBatchNorm, norm.InstanceNorm, norm.GraphNorm, norm.GraphSizeNorm, norm.PairNorm,
-    norm.MeanSubtractionNorm, norm.DiffGroupNorm, Aggregation)
+_ACROSS_ROWS = (nn.modules.instancenorm._InstanceNorm, norm.InstanceNorm, norm.GraphNorm,
+                norm.GraphSizeNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.DiffGroupNorm)
 _AGREED = 2
 """Forward passes, of those that train and of others, in which workers compare what they merge."""
 
@@ -34,19 +32,15 @@ class Merging(nn.Module):
         super().__init__()
         self.module, self._group = module, group
         self.exchange = GroupExchange(group)
-        self.hops: Hops | None = None
-        self._call: RelationEdges | None = None
+        self.hops: Any = None  # the graph of the batch, in a forward pass
         self._merged, self._passes, self._agree = 0, [0, 0], False
         convs = [*_outermost(module)]
         inside = {id(part) for conv in convs for part in conv.modules()}
-        for conv in convs:
-            if isinstance(conv, HGTConv):
-                attending(conv, self)
-            else:
-                conv.register_forward_pre_hook(self._before, with_kwargs=True)
-                conv.register_forward_hook(self._after, always_call=True)
         for part in module.modules():
-            if id(part) not in inside:  # such a layer may look at what it is given
+            if part in convs or isinstance(part, HeteroConv):
+                across(part)
+            # Layers that no convolution has may look at what they are given.
+            elif id(part) not in inside and _completed not in part._forward_pre_hooks.values():
                 part.register_forward_pre_hook(_completed, with_kwargs=True)
 
     def forward(self, hops: Hops, args: Any, kwargs: Any) -> Any:
@@ -54,29 +48,24 @@ class Merging(nn.Module):
         train = self.module.training and torch.is_grad_enabled()
         self._passes[train] += 1
         self._agree = self._passes[train] <= _AGREED
-        if sum(self._passes) == 1:
-            check_local(functools.partial(self._run, hops), self.module, hops, self._group, args,
-                        kwargs)
-        return anchored(self._run(hops, args, kwargs), self.exchange)
+        return tree_map(lambda x: self.exchange.anchor(x) if isinstance(x, Tensor) and
+                        x.is_floating_point() else x, self._run(hops, args, kwargs))
 
     def _run(self, hops: Hops, args: Any, kwargs: Any) -> Any:
-        self.hops, self._call, self._merged = hops, None, 0
+        self.hops, self._merged = hops, 0
         self.exchange.begin()
+        RUNNING.append(self)
         try:
             outputs = complete(self.module(*args, **kwargs))
             self.agree("the end of the forward pass")
         finally:
             self.hops = None
+            RUNNING.remove(self)
         return outputs
 
     def agree(self, what: str) -> int:
-        """Check that all workers do the same; returns how many exchanges were before.
-
-        Raises
-        ------
-        HetaError
-            They do not: the same on all.
-        """
+        """Check that all workers do the same, or raise a HetaError on all; returns how many
+        exchanges were before."""
         if self._agree:
             every = self._group.all_gather_json(what, "control")
             for rank, other in zip(self._group.ranks, every):
@@ -88,39 +77,14 @@ class Merging(nn.Module):
         self._merged += 1
         return self._merged
 
-    def _before(self, conv: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        name = type(conv).__name__
-        if self.hops is None:
-            if _edges_in((args, kwargs)):
-                raise InputError(f"{name} was called outside of the distributed model; call the "
-                                 "model that dgl_heta_pyg.distribute(model, part) returned")
-            return args, kwargs
-        edges = {id(one): one for one in _edges_in((args, kwargs))}
-        if len({one.relation for one in edges.values()}) != 1:
-            remedy = ("its attention is over averages of a batch's nodes, which no worker has; use "
-                      "HGTConv or HeteroConv" if isinstance(conv, HANConv) else
-                      "give it one of batch.edge_index_dict, or use HeteroConv, to_hetero or "
-                      "HGTConv")
-            raise InputError(f"{name} was given the edges of {len(edges)} relations and cannot be "
-                             f"merged over workers: {remedy}, or one worker (--parts 1)")
-        self._call = next(iter(edges.values()))
-        return _opened(complete(args)), _opened(complete(kwargs))
+    def partial(self, relation: Relation, rows: Tensor) -> Any:
+        """What a convolution of a relation gave; partial if its rows are of a type of seeds."""
+        if not (shares := self.hops.seeds.get(relation.dst)) or not shares.total:
+            return rows
+        return Partial(self.completed, relation.dst, [(relation, rows)])
 
-    def _after(self, conv: nn.Module, args: Any, out: Any) -> Any:
-        call, self._call = self._call, None
-        if call is None or out is None:
-            return out
-        ntype = call.relation.dst
-        if not isinstance(out, Tensor):
-            raise InputError(f"{type(conv).__name__} of '{call.relation}' returned a "
-                             f"{type(out).__name__}; only rows can be merged over workers: leave "
-                             "out return_attention_weights and the like")
-        assert self.hops is not None
-        if ntype not in self.hops.seeds or not self.hops.seeds[ntype].total:
-            return out
-        return Partial(self._complete, ntype, [(call.relation, out)])
-
-    def _complete(self, partial: Partial) -> Tensor:
+    def completed(self, partial: Partial) -> Tensor:
+        """The complete rows of partial ones."""
         if self.hops is None:
             raise HetaError("rows of a convolution are used after the forward pass of the "
                             "distributed model; return them from its forward")
@@ -131,49 +95,62 @@ class Merging(nn.Module):
                            f"{', fewer rows than seeds' * (len(rows) < seeds)}")
         return merge(partial, self.hops, self.exchange, layer)
 
+    def apart(self, parts: list[Partial]) -> list[Tensor]:
+        """The complete rows of several relations, each for itself, in one exchange."""
+        pieces, columns = [part.pieces[0] for part in parts], []
+        ntype, count = parts[0].ntype, len(pieces[0][1])
+        for relation, rows in pieces:
+            here = torch.ones(count, dtype=torch.bool, device=rows.device)
+            here[:self.hops.seeds[ntype].total] = self.hops.covered.get(relation, _NOWHERE)
+            columns.append(torch.where(here[:, None], rows.flatten(1), 0))
+        whole = self.reduced(torch.cat(columns, 1), {ntype: count}, "sum")
+        return [rows.view(piece.shape) for rows, (_, piece) in zip(
+            whole.split([column.shape[1] for column in columns], 1), pieces)]
 
-def anchored(outputs: Any, exchange: GroupExchange) -> Any:
-    """The outputs, depending on every exchange, so that backward passes come to all of them."""
-    if isinstance(outputs, Tensor):
-        return exchange.anchor(outputs) if outputs.is_floating_point() else outputs
-    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-        return type(outputs)(*(anchored(x, exchange) for x in outputs))
-    if isinstance(outputs, list | tuple):
-        return type(outputs)(anchored(x, exchange) for x in outputs)
-    if isinstance(outputs, dict):
-        return {key: anchored(x, exchange) for key, x in outputs.items()}
-    return outputs
+    def reduced(self, rows: Tensor, of: dict[str, int], op: str) -> Tensor:
+        """Rows (rows, …) of node types, `of` how many of each, one type after the other: sums of
+        the seeds' over the workers, or maxima, which have no gradient; others as they are."""
+        rest, width = len(rows) - sum(of.values()), math.prod(rows.shape[1:])
+        if rest < 0:
+            raise HetaError(f"a convolution gave {len(rows)} rows for {sum(of.values())} nodes of "
+                            f"{', '.join(of)}; it must give a row for each destination")
+        whole = []
+        for ntype, part in zip([*of, ""], rows.reshape(len(rows), width).split(
+                [*of.values(), rest])):
+            if ntype in self.hops.seeds and self.hops.seeds[ntype].total:
+                layer = self.agree(f"{op} of {ntype} ({width})")
+                block = Block(layer, {}, {ntype: len(part)}, [], self.hops.seeds, False, {}, {})
+                reduce = self.exchange.reduce_max if op == "max" else self.exchange.reduce_sum
+                part = reduce(part, block, ntype)
+            whole.append(part)
+        return torch.cat(whole).view(rows.shape)
+
+    def mean(self, rows: Tensor, once: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of the rows (rows, …) of all workers that a mask chooses, and their number."""
+        layer = self.agree(f"a mean over rows {tuple(rows.shape[1:])}")
+        sums = torch.cat([rows[once].sum(0).flatten(), once.sum().to(rows)[None]])
+        block = Block(layer, {}, {}, [], {}, False, {}, {})
+        sums = self.exchange.join(sums, block, _EVERYBODY, "sum")
+        count = sums[-1].detach()
+        return sums[:-1].view(rows.shape[1:]) / count.clamp(min=1), count
+
+    def once(self, of: dict[str, int], rows: int) -> Tensor:
+        """Which of the leading rows of node types, `of` how many of each (-1: all), one type after
+        the other, count where each node of a hop is to count once over all workers: bool (rows,).
+        """
+        if not self.hops.once:
+            self.hops.find_once(self._group)
+        masks = [self.hops.once[t][:count if count >= 0 else None] for t, count in of.items()]
+        mask = torch.cat([*masks, masks[0].new_zeros(max(rows - sum(map(len, masks)), 0))])
+        return mask[:rows]
 
 
-def hops_of(values: Any) -> Hops | None:
-    """The graph that a model's arguments are of."""
-    return next((edges.hops for edges in _edges_in(values)), None)
+_EVERYBODY: Any = ""  # no relation: whoever holds what is not shared among some
+_NOWHERE = torch.zeros((), dtype=torch.bool)
 
 
 def _completed(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return complete(args), complete(kwargs)
-
-
-def _edges_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, RelationEdges):
-        yield value
-    elif isinstance(value, list | tuple):
-        for x in value:
-            yield from _edges_in(x)
-    elif isinstance(value, dict):
-        for x in value.values():
-            yield from _edges_in(x)
-
-
-def _opened(value: Any) -> Any:
-    """The value with plain tensors of edges."""
-    if isinstance(value, RelationEdges):
-        return value.open()
-    if type(value) in (list, tuple):
-        return type(value)(map(_opened, value))
-    if type(value) is dict:
-        return {key: _opened(x) for key, x in value.items()}
-    return value
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.Module]:
@@ -185,19 +162,29 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
         yield from _outermost(child)
 
 
-def check_rows(module: nn.Module) -> None:
-    """
-    Raises
-    ------
-    InputError
-        A module takes rows of a batch together, of which no worker has all.
-    """
+def check_rows(module: nn.Module, ntypes: Iterable[str]) -> None:
+    """Let batch normalisations take the rows of all workers; an InputError names another module
+    that takes rows of a batch together, of which no worker has all."""
     inside = {id(part) for conv in _outermost(module) for part in conv.modules()}
+    types = {key: t for t in ntypes for key in (t, key2str(t))}
     for name, part in module.named_modules():
-        graphwide = isinstance(part, norm.LayerNorm) and part.mode == "graph"
-        if id(part) not in inside and (graphwide or isinstance(part, _ACROSS_ROWS)):
+        within, graphwide = id(part) in inside, getattr(part, "mode", None) == "graph"
+        above = module.get_submodule(name.rpartition(".")[0])
+        own = {types[key] for key in name.split(".") if key in types}
+        if isinstance(part, Aggregation):
+            wrong = not within and not isinstance(above, norm.HeteroBatchNorm)
+        elif isinstance(part, nn.modules.batchnorm._BatchNorm):
+            alone = isinstance(above, norm.BatchNorm) and above.allow_single_element
+            wrong = within or alone or len(own) != 1 or not across(part, ntype=own.pop())
+        elif isinstance(part, norm.HeteroBatchNorm):
+            wrong = within or not across(part)
+        else:
+            wrong = isinstance(part, _ACROSS_ROWS) or (
+                isinstance(part, norm.LayerNorm) and graphwide)
+        if wrong:
             remedy = ("aggregate what the model returns" if isinstance(part, Aggregation) else
-                      "use torch.nn.LayerNorm, or PyG's with mode='node'")
+                      "use LayerNorm of mode 'node', or outside of convolutions a BatchNorm for "
+                      "each node type, in a ModuleDict under the type's name")
             raise InputError(
                 f"{type(part).__name__} '{name}'{' of mode graph' * graphwide} takes all nodes of "
                 "a batch together, of which no worker has all, so it cannot be merged over "

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from dgl_heta import HetaError
 from dgl_heta.nn import CrossRelation
@@ -27,27 +28,25 @@ Piece = tuple[Any, Tensor]
 _ADD = {"add", "__add__", "__radd__", "add_", "__iadd__"}
 _EXTREME = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
 _SCALE = {"div", "true_divide", "__truediv__", "mul", "multiply", "__mul__", "__rmul__"}
-_OVER_STACK = {"sum", "mean", "max", "min"}
 
 
 class Partial:
-    """Rows of a node type, merged from relations, of which this worker has some.
+    """Rows of a node type, merged by `op` from relations, of which this worker has some, and
+    multiplied with `scale`.
 
     Stands for a tensor: whatever torch does with it is done with the complete rows, which are made
     at the first use. All workers run the same program, so they come to it together.
-
-    Parameters
-    ----------
-    complete : completes it; see :class:`dgl_heta_pyg.merging.Merging`.
-    ntype : the node type.
-    op : how the pieces are merged.
-    scale : what the merged rows are multiplied with.
     """
 
     def __init__(self, complete: Callable[[Partial], Tensor], ntype: str, pieces: list[Piece],
                  op: str | None = None, scale: float = 1.0) -> None:
         self._complete, self.ntype, self.pieces, self.op = complete, ntype, pieces, op
         self.scale = scale
+
+    @property
+    def single(self) -> bool:
+        """Whether these are rows of one relation, as they came."""
+        return self.op is None and self.scale == 1.0 and "rows" not in self.__dict__
 
     @functools.cached_property
     def rows(self) -> Tensor:
@@ -71,8 +70,6 @@ class Partial:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name == "stack" and _all_single(args[0]):
-            return Stacked(list(args[0]), (*args[1:], *kwargs.values()) or (0,))
         still = None if kwargs else _still_partial(name, args)
         return func(*complete(args), **complete(kwargs)) if still is None else still
 
@@ -82,46 +79,9 @@ class Partial:
         return getattr(self.rows, name)
 
 
-class _Extreme(NamedTuple):
-    """What `torch.max` and `torch.min` give along a dimension; who attains it is not known."""
-
-    values: Any
-    indices: None
-
-
-class Stacked:
-    """Partial results of several relations side by side, as PyG's HeteroConv stacks them."""
-
-    def __init__(self, parts: list[Partial], dim: tuple[Any, ...]) -> None:
-        self.parts, self.dim = parts, dim
-
-    @functools.cached_property
-    def rows(self) -> Tensor:
-        return torch.stack([part.rows for part in self.parts], *self.dim)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, own = getattr(func, "__name__", ""), args[0]
-        along = (kwargs or {}).get("dim", args[1] if len(args) > 1 else None)
-        if isinstance(own, Stacked) and own.dim == (0,) and along == 0 and name in _OVER_STACK:
-            op = "sum" if name == "mean" else name
-            first, *others = own.parts
-            out = Partial(first._complete, first.ntype,
-                          [*first.pieces, *(p for part in others for p in part.pieces)], op)
-            if name in _EXTREME:
-                return _Extreme(out, None)
-            return out.scaled(1 / len(own.parts)) if name == "mean" else out
-        return func(*complete(args), **complete(kwargs or {}))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "rows":
-            raise AttributeError(name)
-        return getattr(self.rows, name)
-
-
 def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
-        still = _still_partial(name, (self, *args)) if isinstance(self, Partial) else None
+        still = _still_partial(name, (self, *args))
         if still is not None:
             return still
         return getattr(self.rows, name)(*complete(args))
@@ -134,7 +94,6 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"
               "float", "int"):
     _name = f"__{_name}__"
     setattr(Partial, _name, _forwarded(_name))
-    setattr(Stacked, _name, _forwarded(_name))
 
 
 def _still_partial(name: str, args: tuple[Any, ...]) -> Partial | None:
@@ -152,36 +111,13 @@ def _still_partial(name: str, args: tuple[Any, ...]) -> Partial | None:
     return None
 
 
-def _all_single(parts: Any) -> bool:
-    """Whether these are results of one relation each, of the same shape."""
-    return (isinstance(parts, list | tuple) and len(parts) > 1
-            and all(isinstance(p, Partial) and p.op is None and p.scale == 1.0
-                    and "rows" not in p.__dict__ for p in parts)
-            and len({(p.ntype, p.pieces[0][1].shape) for p in parts}) == 1)
-
-
 def complete(value: Any) -> Any:
     """The value, with complete rows for all that is partial in it, in its order."""
-    if isinstance(value, Partial | Stacked):
-        return value.rows
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(complete, value))
-    if isinstance(value, list | tuple):
-        return type(value)(map(complete, value))
-    if isinstance(value, dict):
-        return type(value)((key, complete(x)) for key, x in value.items())
-    return value
+    return tree_map(lambda x: x.rows if isinstance(x, Partial) else x, value)
 
 
 def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:
-    """The complete rows of partial ones.
-
-    Parameters
-    ----------
-    hops : the graph of the batch.
-    exchange : of the group; see :class:`dgl_heta.nn.cross.Exchange`.
-    layer : how many were completed before.
-    """
+    """The complete rows of partial ones; `layer` is how many were completed before."""
     shape = partial.pieces[0][1].shape
     width, ntype, seeds = math.prod(shape[1:]), partial.ntype, hops.seeds[partial.ntype].total
     if shape[0] < seeds:  # on all workers, by what they agreed on

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
 
 from dgl_heta import InputError, Relation
 from dgl_heta_pyg.hops import Hops
@@ -20,19 +21,14 @@ class RelationEdges(Tensor):
     """The edges of one relation, (2, edges) int64, for convolutions alone.
 
     Whoever else reads them would take those of this worker for all. It may be asked for its size
-    and trimmed (`trim_to_layer`).
-
-    Attributes
-    ----------
-    hops : the graph that it is of.
-    relation : the relation.
+    and trimmed (`trim_to_layer`). `relation` is None for all of them, in one graph.
     """
 
     hops: Hops
-    relation: Relation
+    relation: Relation | None
 
     @classmethod
-    def of(cls, edges: Tensor, relation: Relation, hops: Hops) -> RelationEdges:
+    def of(cls, edges: Tensor, relation: Relation | None, hops: Hops) -> RelationEdges:
         guarded = edges.as_subclass(cls)
         guarded.relation, guarded.hops = relation, hops
         return guarded
@@ -48,9 +44,9 @@ class RelationEdges(Tensor):
         flat = [x for of in args for x in (of if isinstance(of, list | tuple) else [of])]
         own = next((x for x in flat if isinstance(x, RelationEdges)), None)
         if name == "__repr__" and own is not None:
-            return f"RelationEdges('{own.relation}', {own.size(1)})"
+            return f"RelationEdges('{own.relation or 'all'}', {own.size(1)})"
         if own is None or own is not args[0] or name not in (_KEEP | _ASK):
-            what = f" of '{own.relation}'" if own is not None else ""
+            what = f" of '{own.relation or 'all'}'" if own is not None else ""
             raise InputError(
                 f"edge_index{what} is read by torch's {name}, outside of a convolution that "
                 "dgl_heta_pyg.distribute(model, part) knows; on several workers these edges are "
@@ -61,3 +57,13 @@ class RelationEdges(Tensor):
         if name in _KEEP:
             return cls.of(out, own.relation, own.hops)
         return out.as_subclass(Tensor) if isinstance(out, RelationEdges) else out
+
+
+def edges_in(value: Any) -> list[RelationEdges]:
+    """The edges that a model is given."""
+    return [x for x in tree_flatten(value)[0] if isinstance(x, RelationEdges)]
+
+
+def opened(value: Any) -> Any:
+    """The value with plain tensors of edges."""
+    return tree_map(lambda x: x.open() if isinstance(x, RelationEdges) else x, value)

@@ -10,15 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import (
+    BatchNorm,
+    FastRGCNConv,
     GATConv,
     GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
+    HANConv,
+    HeteroBatchNorm,
     HeteroConv,
     HeteroDictLinear,
     HGTConv,
     JumpingKnowledge,
+    RGATConv,
+    RGCNConv,
     SAGEConv,
     TransformerConv,
     to_hetero,
@@ -151,18 +157,104 @@ class Attention(nn.Module):
         return self.out(x_dict[TARGET])
 
 
+class Semantic(nn.Module):
+    """HANConv, then what people put after it."""
+
+    def __init__(self, metadata: Metadata, choose: random.Random) -> None:
+        super().__init__()
+        self.inputs = Inputs(metadata)
+        self.layers = nn.ModuleList(HANConv(WIDTH, WIDTH, metadata, heads=choose.choice([1, 2]))
+                                    for _ in range(choose.choice([1, 2])))
+        self.out = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x_dict: Rows, edge_index_dict: Any) -> Tensor:
+        x_dict = self.inputs(x_dict)
+        for layer in self.layers:
+            x_dict = {t: x.tanh() for t, x in layer(x_dict, edge_index_dict).items()}
+        return self.out(x_dict[TARGET])
+
+
+class Normalised(nn.Module):
+    """HeteroConv with a batch normalisation for each type."""
+
+    def __init__(self, metadata: Metadata, choose: random.Random) -> None:
+        super().__init__()
+        self.inputs, kind = Inputs(metadata), choose.choice([nn.BatchNorm1d, BatchNorm])
+        self.layers = nn.ModuleList(HeteroConv({r: convolution("sage") for r in metadata[1]})
+                                    for _ in range(2))
+        self.norms = nn.ModuleList(nn.ModuleDict({
+            t: kind(WIDTH, momentum=choose.choice([0.1, None])) for t in metadata[0]})
+            for _ in range(2))
+        self.out = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x_dict: Rows, edge_index_dict: Any) -> Tensor:
+        x_dict = self.inputs(x_dict)
+        for layer, norms in zip(self.layers, self.norms):
+            x_dict = {t: norms[t](x).relu() for t, x in layer(x_dict, edge_index_dict).items()}
+        return self.out(x_dict[TARGET])
+
+
+class AsOne(nn.Module):
+    """Convolutions of one graph with types of edges, as `to_homogeneous` gives it."""
+
+    homogeneous = True
+
+    def __init__(self, metadata: Metadata, make: Callable[[int], nn.Module], norm: bool = False
+                 ) -> None:
+        super().__init__()
+        self.inputs, number = Inputs(metadata), len(metadata[1])
+        self.first, self.second = make(number), make(number)
+        self.norm = HeteroBatchNorm(WIDTH, len(metadata[0])) if norm else None
+        self.out, self.place = nn.Linear(WIDTH, CLASSES), metadata[0].index(TARGET)
+
+    def forward(self, x_dict: Rows, edge_index: Tensor, edge_type: Tensor, node_type: Tensor
+                ) -> Tensor:
+        x = torch.cat([*self.inputs(x_dict).values()])
+        x = self.first(x, edge_index, edge_type)
+        if self.norm is not None:
+            x = self.norm(x, node_type[:len(x)])
+        return self.out(self.second(x.tanh(), edge_index, edge_type)[node_type == self.place])
+
+
+def of_one_graph() -> dict[str, Callable[[int], nn.Module]]:
+    """Convolutions that are given types of edges."""
+    both: Any = (WIDTH, WIDTH)
+    made: dict[str, Callable[[int], nn.Module]] = {
+        "RGCN": lambda n: RGCNConv(*both, n),
+        "RGCN max": lambda n: RGCNConv(*both, n, num_bases=3, aggr="max"),
+        "RGCN blocks": lambda n: RGCNConv(*both, n, num_blocks=2, aggr="add"),
+        "FastRGCN": lambda n: FastRGCNConv(*both, n, num_bases=2),
+        "RGAT": lambda n: RGATConv(WIDTH, WIDTH // 2, n, heads=2),
+        "RGAT within": lambda n: RGATConv(WIDTH, WIDTH, n, num_bases=2, concat=False,
+                                          attention_mechanism="within-relation"),
+        "RGAT product": lambda n: RGATConv(WIDTH, WIDTH // 2, n, dim=2, concat=True, num_blocks=3,
+                                           attention_mode="multiplicative-self-attention")}
+    for mod in ("additive", "scaled", "f-additive", "f-scaled"):
+        made[f"RGAT {mod}"] = partial(rgat, mod)
+    return made
+
+
+def rgat(mod: str, relations: int) -> nn.Module:
+    conv = RGATConv(WIDTH, WIDTH // 2, relations, heads=2, mod=mod)
+    nn.init.constant_(conv.l2, 0.1)  # which RGATConv leaves as the memory was
+    return conv
+
+
 class OfTypes(nn.Module):
     """Rows of every type, by an attention and a HeteroConv."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, norms: bool = False) -> None:
         super().__init__()
+        self.norms = nn.ModuleDict({t: BatchNorm(WIDTH) if norms else nn.Identity()
+                                    for t in metadata[0]})
         self.inputs, self.first = Inputs(metadata), HGTConv(WIDTH, WIDTH, metadata, 2)
         self.second = HeteroConv({r: convolution("sage") for r in metadata[1]}, aggr="mean")
         self.out = HeteroDictLinear(WIDTH, CLASSES, types=metadata[0])
 
     def forward(self, x_dict: Rows, edge_index_dict: Any) -> Rows:
         x_dict = self.first(self.inputs(x_dict), edge_index_dict)
-        return self.out(self.second(x_dict, edge_index_dict))
+        x_dict = self.second(x_dict, edge_index_dict)
+        return self.out({t: self.norms[t](x) for t, x in x_dict.items()})
 
 
 class ByHand(nn.Module):
@@ -216,6 +308,11 @@ def models(metadata: Metadata) -> dict[str, Callable[[], nn.Module]]:
     for aggr in ("sum", "mean", "max", "min", "mul"):
         named[f"to_hetero {aggr}"] = partial(Transformed, metadata, random.Random(1), aggr)
     named["HGTConv"] = partial(Attention, metadata, random.Random(3))
+    named["HANConv"] = partial(Semantic, metadata, random.Random(2))
+    named["BatchNorm"] = partial(Normalised, metadata, random.Random(1))
+    named["BatchNorm of torch"] = partial(Normalised, metadata, random.Random(3))
+    for name, make in of_one_graph().items():
+        named[name] = partial(AsOne, metadata, make, norm=name == "RGCN")
     named["trimmed"] = partial(Layers, metadata, random.Random(6), "sum", trims=True)
     for number in range(25):
         named[f"random {number}"] = partial(random_model, metadata, number)

@@ -15,9 +15,10 @@ from torch import nn
 from torch_geometric.nn import (
     BatchNorm,
     GATConv,
-    HANConv,
+    GINConv,
     HeteroConv,
     LayerNorm,
+    RGATConv,
     RGCNConv,
     SAGEConv,
 )
@@ -76,9 +77,16 @@ CASES = {
     "torch's batch norm": lambda: merged(nn.BatchNorm1d(4)),
     "layer norm of the graph": lambda: merged(LayerNorm(4)),
     "pooling": lambda: merged(MeanAggregation()),
-    "HANConv": lambda: Model(lambda x, edges, conv: conv(x, edges)["paper"],
-                             HANConv(dict(part.spec(1).input_dims), 4, metadata)),
-    "RGCNConv": lambda: Model(as_one_graph, RGCNConv(width, 4, 8)),
+    "batch norm in a convolution": lambda: Model(
+        lambda x, edges, conv: conv(x["paper"], edges[CITES]),
+        GINConv(nn.Sequential(nn.Linear(width, 4), nn.BatchNorm1d(4)))),
+    "edges put together": lambda: Model(as_one_graph, RGCNConv(width, 4, 8)),
+    "one graph": lambda: Model(lambda x, edges, conv: conv(x["paper"], edges), SAGEConv(width, 4)),
+    "one graph, another aggr": lambda: Model(lambda x, edges, conv: conv(
+        x["paper"], edges, torch.zeros(edges.size(1))), RGCNConv(width, 4, 8, aggr="median")),
+    "one graph, attention weights": lambda: Model(lambda x, edges, conv: conv(
+        torch.zeros(sum(map(len, x.values())), width), edges, torch.zeros(edges.size(1)).long(),
+        return_attention_weights=True)[0], RGATConv(width, 4, 8)),
     "edges by hand": lambda: Model(by_hand),
     "a mean over rows": lambda: Model(centred, SAGEConv(width, 4)),
     "attention weights": lambda: Model(attention, GATConv(width, 4, add_self_loops=False)),
@@ -89,7 +97,8 @@ for name, make in CASES.items():
     batch = next(iter(loader))
     try:
         model = dgl_heta_pyg.distribute(make(), part)
-        model(batch.x_dict, batch.edge_index_dict)
+        model(batch.x_dict, batch.to_homogeneous(node_attrs=["n_id"]).edge_index
+              if name.startswith("one graph") else batch.edge_index_dict)
         said[name] = "nothing"
     except dgl_heta.HetaError as error:
         said[name] = f"{type(error).__name__}: {error}"
@@ -100,8 +109,11 @@ calls = {
     "no edges": lambda: model(batch.x_dict, {}),
     "the model itself": lambda: model.module(batch.x_dict, batch.edge_index_dict),
     "an older batch": lambda: (next(iter(loader)), model(batch.x_dict, batch.edge_index_dict)),
-    "a batch before backward": lambda: (model(*(lambda b: (b.x_dict, b.edge_index_dict))(
-        next(iter(loader)))), next(iter(loader))),
+    "a batch before backward": lambda: (lambda out: (next(iter(loader)), out.sum().backward()))(
+        model(*(lambda b: (b.x_dict, b.edge_index_dict))(next(iter(loader))))),
+    "gradients of one worker": lambda: torch.autograd.grad(
+        model(*(lambda b: (b.x_dict, b.edge_index_dict))(next(iter(loader)))).sum(),
+        list(model.parameters())),
     "a last step too small": lambda: dgl_heta_pyg.NeighborLoader(
         part, [3, 2], ("paper", range(13)), batch_size=6),
 }

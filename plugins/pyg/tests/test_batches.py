@@ -115,7 +115,10 @@ def test_learnable_rows_collect_gradients(part: dgl_heta.Partition) -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ({"num_neighbors": [3]}, "1 fanout for a partition of 2 hops"),
-    ({"num_neighbors": {("author", "writes", "paper"): [3, 2]}}, "per edge type"),
+    ({"num_neighbors": {("author", "writes", "paper"): [3, 2]}}, "num_neighbors: Missing"),
+    ({"num_neighbors": {"writes": [3, 2], "rites": [3, 2]}}, "relation 'rites' is not in the"),
+    ({"num_neighbors": {tuple(r): [3] for r in RELATIONS}}, "for a partition of 2 hops|of 2 hops"),
+    ({"num_neighbors": {tuple(r): [3, -2] for r in RELATIONS}}, "must be a number of edges"),
     ({"input_nodes": "authors"}, "'authors' is no split"),
     ({"input_nodes": "author"}, "made for target paper, not"),
     ({"input_nodes": ("paper", torch.ones(7, dtype=torch.bool))}, "mask of 'paper' has 7 rows"),

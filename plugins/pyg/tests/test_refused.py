@@ -16,20 +16,25 @@ from tests.support import warm
 from tests.support.graphs import academic
 
 SAID = {
-    "batch norm": "BatchNorm 'modules_.1' takes all nodes of a batch together",
+    "batch norm": "BatchNorm1d 'modules_.1.module' takes all nodes of a batch together",
     "torch's batch norm": "BatchNorm1d 'modules_.1' takes all nodes of a batch together",
     "layer norm of the graph": "LayerNorm 'modules_.1' of mode graph takes all nodes",
     "pooling": "MeanAggregation 'modules_.1' takes all nodes of a batch together",
-    "HANConv": "HANConv was given the edges of 8 relations and cannot be merged",
-    "RGCNConv": "edge_index of 'author writes paper' is read by torch's cat, outside",
+    "batch norm in a convolution": "BatchNorm1d 'modules_.0.nn.1' takes all nodes of a batch",
+    "one graph": "SAGEConv was given the edges of all relations and cannot be merged",
+    "one graph, another aggr": "RGCNConv of aggr='median' cannot be merged",
+    "one graph, attention weights": "RGATConv returned a tuple; only rows can be merged",
+    "edges put together": "edge_index of 'author writes paper' is read by torch's cat, outside",
     "edges by hand": "edge_index of 'paper cites paper' is read by torch's unbind, outside",
-    "a mean over rows": "Model takes the nodes of a batch together, of which no worker has all",
-    "attention weights": "GATConv of 'paper cites paper' returned a tuple",
+    "a mean over rows": "Model does not compute on several workers what it computes on one: its "
+                        "output differs",
+    "attention weights": "GATConv returned a tuple",
     "workers that differ": "workers do not merge alike",
     "no edges": "called without the edges of a batch of dgl_heta_pyg.NeighborLoader",
     "the model itself": "SAGEConv was called outside of the distributed model",
     "an older batch": "another batch was read after this one",
-    "a batch before backward": "a batch was read before the backward pass of the one before it",
+    "a batch before backward": "a backward pass through another batch than the last one",
+    "gradients of one worker": "torch.autograd.grad returns gradients of one worker",
     "a last step too small": "of 13 seeds in steps of 12 the last has 1 for 2 workers",
 }
 

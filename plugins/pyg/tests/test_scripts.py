@@ -1,7 +1,8 @@
 """Scripts of one machine run on several workers with three lines changed, and print the same.
 
-They are written as PyG's users write them: a HeteroData, NeighborLoader, a model that finds its
-sizes by itself, a loss of the leading rows.
+They are written as PyG's users write them, in the manner of its examples/hetero: a HeteroData,
+NeighborLoader or LinkNeighborLoader, a model that finds its sizes by itself, a loss of the leading
+rows or of links.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.datasets import OGB_MAG
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import HGTConv, HeteroConv, Linear, SAGEConv, to_hetero
+from torch_geometric.nn import HANConv, HGTConv, HeteroConv, Linear, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
 device = torch.device("cpu")
@@ -91,6 +92,104 @@ def scores(batch):
     return model(batch.x_dict, batch.edge_index_dict, batch.num_sampled_nodes_dict,
                  batch.num_sampled_edges_dict)
 """
+HAN = """
+class HAN(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = HANConv(-1, 16, data.metadata(), heads=4)
+        self.lin = torch.nn.Linear(16, 4)
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.lin(self.conv(x_dict, edge_index_dict)["paper"])
+
+model = HAN()
+
+def scores(batch):
+    return model(batch.x_dict, batch.edge_index_dict)
+"""
+LINK_HEAD = """
+import torch
+import torch.nn.functional as F
+from torch_geometric.datasets import OGB_MAG
+from torch_geometric.loader import LinkNeighborLoader
+from torch_geometric.nn import Linear, SAGEConv, to_hetero
+
+device = torch.device("cpu")
+WRITES = ("author", "writes", "paper")
+data = OGB_MAG("data")[0]
+links = torch.stack([torch.arange(48) % 37, torch.arange(48) * 7 % 120])
+"""
+LINK_PRED = """
+loader = LinkNeighborLoader(data, num_neighbors={t: [4, 3] for t in data.edge_types},
+                            edge_label_index=(WRITES, links), edge_label=torch.arange(48.) / 48,
+                            batch_size=BATCH, shuffle=False)
+
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 16), SAGEConv((-1, -1), 16)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = to_hetero(Encoder(), data.metadata(), aggr="sum")
+        self.first, self.second = torch.nn.Linear(32, 16), torch.nn.Linear(16, 1)
+
+    def forward(self, x_dict, edge_index_dict, links=None):
+        z = self.encoder(x_dict, edge_index_dict)
+        links = torch.zeros(2, 1, dtype=torch.long) if links is None else links
+        z = torch.cat([z["author"][links[0]], z["paper"][links[1]]], 1)
+        return self.second(self.first(z).relu()).flatten()
+
+model = Model()
+loss_of = F.mse_loss
+"""
+BIPARTITE = """
+loader = LinkNeighborLoader(data, num_neighbors=[4, 3], edge_label_index=(WRITES, links),
+                            neg_sampling_ratio=1.0, batch_size=BATCH, shuffle=False)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.papers = torch.nn.ModuleList([SAGEConv(-1, 16), SAGEConv(-1, 16)])
+        self.of_papers, self.of_authors = SAGEConv((-1, -1), 16), SAGEConv((-1, -1), 16)
+        self.author, self.out = Linear(16, 16), Linear(32, 1)
+
+    def forward(self, x_dict, edge_index_dict, links=None):
+        paper = x_dict["paper"]
+        for conv in self.papers:
+            paper = conv(paper, edge_index_dict["paper", "cites", "paper"]).relu()
+        of = edge_index_dict["paper", "rev-writes", "author"]
+        author = self.of_papers((x_dict["paper"], x_dict["author"]), of).relu()
+        author = self.author(self.of_authors((paper, author), of).relu())
+        links = torch.zeros(2, 1, dtype=torch.long) if links is None else links
+        return self.out(torch.cat([author[links[0]], paper[links[1]]], 1)).flatten()
+
+model = Model()
+loss_of = F.binary_cross_entropy_with_logits
+"""
+LINK_LOOP = """
+model = model.to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(2):
+    total = examples = 0
+    for batch in loader:
+        optimizer.zero_grad()
+        out = model(batch.x_dict, batch.edge_index_dict, batch[WRITES].edge_label_index)
+        loss = loss_of(out, batch[WRITES].edge_label)
+        loss.backward()
+        optimizer.step()
+        total, examples = total + float(loss) * len(out), examples + len(out)
+    with torch.no_grad():
+        right = sum(float(model(batch.x_dict, batch.edge_index_dict,
+                                batch[WRITES].edge_label_index).sum()) for batch in loader)
+    print(NUMBER * 2 + epoch, repr(total / examples), right / examples, flush=True)
+"""
+SCRIPTS = {"paper": [HEAD + model for model in (TO_HETERO, HGT, HIERARCHICAL, HAN)],
+           "links": [LINK_HEAD + model for model in (LINK_PRED, BIPARTITE)]}
 LOOP = """
 model = model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -114,9 +213,9 @@ for epoch in range(2):
     print(NUMBER * 2 + epoch, repr(total / examples), right / examples, flush=True)
 """
 CHANGED = {
-    "from torch_geometric.loader import NeighborLoader": "import dgl_heta_pyg",
-    'data = OGB_MAG("data")[0]': 'data = dgl_heta_pyg.open_partition("{part}", SETTINGS)',
-    "model = model.to(device)": "model = dgl_heta_pyg.distribute(model, data)",
+    "from torch_geometric.loader import": "from dgl_heta_pyg import distribute, open_partition,",
+    'data = OGB_MAG("data")[0]': 'data = open_partition("{part}", SETTINGS)',
+    "model = model.to(device)": "model = distribute(model, data)",
 }
 SETTINGS = ["train.dtype=float64", "train.threads=1"]
 
@@ -126,9 +225,9 @@ def changed(number: int, script: str, part: Path, batch_size: int) -> str:
     for before, after in CHANGED.items():
         assert script.count(before) == 1
         script = script.replace(before, after.format(part=part))
-    script = script.replace("NeighborLoader(", "dgl_heta_pyg.NeighborLoader(")
-    script = script.replace("NUMBER", str(number))
-    return script.replace("BATCH", str(batch_size)).replace("SETTINGS", repr(SETTINGS))
+    script = script.replace("NUMBER", str(number)).replace("BATCH", str(batch_size))
+    targets = ['task.targets=["paper", "author"]'] * ("LinkN" in script)
+    return script.replace("SETTINGS", repr(SETTINGS + targets))
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +241,14 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[flo
     write_store(source, place / "store")
     store = Store(place / "store")
     for workers in (1, 2):
-        part = place / str(workers)
-        write_partition(store, make_plan(store.schema, ["paper"], 2, workers), part)
-        files = []
-        for number, model in enumerate((TO_HETERO, HGT, HIERARCHICAL)):
-            files.append(place / f"{workers}-{number}.py")
-            files[-1].write_text(changed(number, HEAD + model + LOOP, part, 24 // workers))
+        files: list[Path] = []
+        for kind, targets, loop in (("paper", ["paper"], LOOP),
+                                    ("links", ["paper", "author"], LINK_LOOP)):
+            part = place / f"{kind} {workers}"
+            write_partition(store, make_plan(store.schema, targets, 2, workers), part)
+            for model in SCRIPTS[kind]:
+                files.append(place / f"{workers}-{len(files)}.py")
+                files[-1].write_text(changed(len(files) - 1, model + loop, part, 24 // workers))
         done = subprocess.run(
             [warm.python("torch_geometric.nn", "torch_geometric.datasets"), "-m",
              "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers),
@@ -162,5 +263,5 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[flo
 
 
 def test_scripts_print_the_same(printed: dict[int, list[list[float]]]) -> None:
-    assert len(printed[1]) == 6
+    assert len(printed[1]) == 12
     assert np.abs(np.subtract(printed[1], printed[2])).max() < 1e-10

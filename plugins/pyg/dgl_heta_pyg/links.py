@@ -1,0 +1,164 @@
+"""Batches of links, as `torch_geometric.loader.LinkNeighborLoader` gives them of a HeteroData."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
+
+from dgl_heta import InputError, Partition
+from dgl_heta_pyg.data import PartitionData, part_of
+from dgl_heta_pyg.loader import Batch, NeighborLoader
+
+
+class _Step(NamedTuple):
+    """Which of the links a step has, how many, and a key for the negative ones."""
+
+    chosen: np.ndarray
+    size: int
+    key: tuple[int, ...]
+    own: bool = False
+
+
+class LinkNeighborLoader(NeighborLoader):
+    """Batches of links with the sampled neighbourhoods of their ends.
+
+    The ends of a step's links, and of the negative ones, are the seeds, so the node types of both
+    ends are targets of the partition. A batch has of its own links what PyG's has. As in PyG, links
+    are not taken out of the graph: write a partition without those that are to be predicted.
+
+    Parameters
+    ----------
+    data, num_neighbors, batch_size, shuffle, drop_last, seed, others : as of
+        :class:`NeighborLoader`; batch_size counts links, shuffle is by default False.
+    edge_label_index : `(edge_type, (2, links) ids)`, or an edge type, for all of its edges.
+    edge_label : (links, …).
+    neg_sampling : "binary" for random pairs, "triplet" for random destinations, or PyG's
+        `NegativeSampling` without weights; negatives are drawn from `seed`, the epoch and the step.
+    neg_sampling_ratio : random pairs for each link.
+
+    Raises
+    ------
+    InputError : as :class:`NeighborLoader`; an end that is no node, types that are no targets.
+    """
+
+    def __init__(self, data: PartitionData | Partition, num_neighbors: Any, edge_label_index: Any,
+                 edge_label: Tensor | None = None, neg_sampling: Any = None,
+                 neg_sampling_ratio: float | None = None, batch_size: int = 1,
+                 shuffle: bool | None = None, drop_last: bool = False, seed: int | None = None,
+                 **others: Any) -> None:
+        part = part_of(data)
+        if neg_sampling_ratio:
+            neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
+        self._negative = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
+        weights = {getattr(self._negative, f"{end}_weight", None) is None for end in ("src", "dst")}
+        if weights != {True}:
+            raise InputError("neg_sampling has weights, unknown on a partition; leave them out")
+        self._type, self._links = _links(part, edge_label_index)
+        self._label = edge_label
+        if edge_label is not None and len(edge_label) != self._links.shape[1]:
+            raise InputError(f"edge_label has {len(edge_label)} rows for {self._links.shape[1]} "
+                             "links; give one for each")
+        super().__init__(part, num_neighbors, {}, batch_size, shuffle, drop_last, seed, **others)
+
+    def asked(self) -> dict[str, np.ndarray]:
+        return {str(self._type): self._links.T}
+
+    def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[_Step]:
+        order = np.arange(self._total)
+        if shuffle is not None:
+            np.random.default_rng(shuffle).shuffle(order)
+        starts = range(0, self._total, self._size)
+        return [_Step(order[low:low + self._size], min(self._size, self._total - low),
+                      (*(shuffle or (self._seed,)), low)) for low in starts]
+
+    def _share(self, step: _Step, worker: int, workers: int) -> tuple[np.ndarray, ...]:
+        """A worker's links, and the ends of its pairs: first the links', then the negative ones'.
+        """
+        own = _own(step.chosen, worker, workers)
+        sources, destinations = self._links[:, own]
+        if self._negative is None:
+            return own, sources, destinations
+        draws, counts = np.random.default_rng(step.key), self.part.store.schema.node_counts
+        shape = ((step.size, int(self._negative.amount)) if self._negative.is_triplet() else
+                 (self._pairs(step) - step.size,))
+        if self._negative.is_binary():
+            sources = np.concatenate([sources, _own(
+                draws.integers(0, counts[self._type.src], shape), worker, workers)])
+        others = _own(draws.integers(0, counts[self._type.dst], shape), worker, workers)
+        return own, sources, np.concatenate([destinations, others.ravel()])
+
+    def _pairs(self, step: _Step) -> int:
+        """How many losses a step has, over all workers."""
+        if self._negative is None or self._negative.is_triplet():
+            return step.size
+        return step.size + math.ceil(step.size * self._negative.amount)
+
+    def seeds(self, step: _Step, worker: int, workers: int) -> dict[str, np.ndarray]:
+        _, *ends = self._share(step, worker, workers)
+        return {t: np.unique(np.concatenate([np.empty(0, np.int64), *(
+            nodes for of, nodes in zip((self._type.src, self._type.dst), ends) if of == t)]))
+            for t in self.part.plan.targets}
+
+    def _of_seeds(self, data: Batch, step: Any, ids: Mapping[str, np.ndarray]) -> None:
+        part, negative, (src, _, dst) = self.part, self._negative, self._type
+        own, *both = self._share(step.step, *part.share(step.step))
+        count, pairs = len(own), self._pairs(step.step)
+        source, target = (torch.from_numpy(np.searchsorted(ids[t], ends)).to(part.device)
+                          for t, ends in zip((src, dst), both))
+        links = data[tuple(self._type)]
+        links.input_id = torch.from_numpy(own)
+        if negative is not None and negative.is_triplet():
+            data[src].src_index, data[dst].dst_pos_index = source, target[:count]
+            data[dst].dst_neg_index = target[count:].view(count, -1).squeeze(-1)
+        else:
+            label = None if self._label is None else self._label[own].to(part.device)
+            if negative is not None:
+                label = torch.ones(count, device=part.device) if label is None else label
+                label = torch.cat([label, label.new_zeros(len(source) - count, *label.shape[1:])])
+            links.edge_label_index, links.edge_label = torch.stack([source, target]), label
+
+        def mean(losses: Tensor, ntype: str | None = None) -> Tensor:
+            if not losses.dim() or len(losses) != len(source):
+                raise InputError(f"{losses.numel()} losses for {len(source)} own links of the "
+                                 "batch; give one for each (reduction='none')")
+            each = losses[:1].numel() if len(losses) else 1
+            return losses.sum() * (part.world.size / max(pairs * each, 1))
+
+        data.__dict__["_mean"] = mean
+
+
+def _own(rows: np.ndarray, worker: int, workers: int) -> np.ndarray:
+    return rows[len(rows) * worker // workers:len(rows) * (worker + 1) // workers]
+
+
+def _links(part: Partition, given: Any) -> tuple[Any, np.ndarray]:
+    """An edge type, and ends of links of it, (2, links) int64."""
+    if isinstance(given, str) or len(given) != 2:
+        given = given, None
+    relation = part.schema.find_relation(given[0])
+    for ntype in (relation.src, relation.dst):
+        if ntype not in part.targets:
+            raise InputError(f"links of '{relation}' have ends of '{ntype}', which is no target of "
+                             f"the partition; make it with --target {relation.src} --target "
+                             f"{relation.dst}")
+    if given[1] is None:
+        csc = part.store.relation(relation)
+        every = np.arange(len(csc.indices))
+        return relation, np.stack([np.asarray(csc.indices, np.int64),
+                                   np.searchsorted(csc.indptr, every, side="right") - 1])
+    ends = np.asarray(torch.as_tensor(given[1]).cpu())
+    if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
+        raise InputError(f"edge_label_index of '{relation}' is {ends.dtype}{list(ends.shape)}; "
+                         "give the ends of links, whole numbers (2, links)")
+    for ntype, ids in zip((relation.src, relation.dst), ends):
+        count = part.schema.node_counts[ntype]
+        if len(ids) and not 0 <= ids.min() <= ids.max() < count:
+            raise InputError(f"ends of links of '{relation}' are '{ntype}' {ids.min()} to "
+                             f"{ids.max()}, but its nodes are 0 to {count - 1}")
+    return relation, ends.astype(np.int64)
