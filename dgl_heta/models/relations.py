@@ -364,8 +364,8 @@ class Relations(tuple[Edges, ...]):
                     (states[i],) = kernel.gather([x], [edges.indices.long()])
                     csc[i] = InEdges(edges.indptr, torch.arange(
                         len(edges.indices), dtype=torch.int32, device=x.device))
-            states = kernel.project(states, list(weights.flatten(2)))
-            return kernel.u_attend(csc, [x.view(-1, *weights.shape[2:]) for x in states],
+            projected = kernel.project(states, list(weights.flatten(2)))
+            return kernel.u_attend(csc, [x.view(-1, *weights.shape[2:]) for x in projected],
                                    to_sources, of_rows)
         per_head = weights.transpose(1, 2)
         vectors = torch.matmul(per_head, torch.stack(list(to_sources)).unsqueeze(3)).squeeze(3)

@@ -75,7 +75,7 @@ def child(job: dict[str, Any]) -> None:
             name, CONFIGURATIONS.get(name, ()))], {})
         engines[name] = build_engine(store, plan, settings, plugins().configured(settings))
         kernels[name] = kernel_in_use()  # of the process
-        attach(engines[name], plugins(), Path(job["partition"]) / "profiles")
+        attach(engines[name], Path(job["partition"]) / "profiles")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     names = list(engines)
     for number in range(job["rounds"] + 1):

@@ -77,8 +77,9 @@ class ParquetDirectory(Database):
         values = read_toml(file, "keys")
         given = said.model_dump(exclude_unset=True)
         tables = {**values.pop("tables", {}), **given.pop("tables", {})}
-        settings: RelationalSettings = read_section(
+        settings = read_section(
             RelationalSettings, {**values, **given, "tables": tables}, str(file))
+        assert isinstance(settings, RelationalSettings)
         return settings
 
     def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
