@@ -155,8 +155,8 @@ class _Reading:
         for named in own:
             if (pair := self._shards[named].repeated()) is not None:
                 raise InputError(f"table '{table.name}' of {self._database.where} has two rows "
-                                 f"whose key ({', '.join(named.columns)}) is '{pair[2]}'; every row "
-                                 "needs a key of its own")
+                                 f"whose key ({', '.join(named.columns)}) is '{pair[2]}'; every "
+                                 "row needs a key of its own")
 
     def source(self, until: int | None) -> GraphSource:
         """The graph of what was read; `until` is the time where training ends, if seeds say it."""
