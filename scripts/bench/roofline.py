@@ -101,7 +101,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with work_dir(args) as path:
         for number, name in enumerate(args.graphs):
-            write_store(open_input(name, Plugins()).source, path / str(number))
+            source = open_input(name, Plugins()).source
+            assert source is not None
+            write_store(source, path / str(number))
             for model in args.models:
                 rows.append(row(name, model, Store(path / str(number)), args))
                 progress(" | ".join(rows[-1]))
