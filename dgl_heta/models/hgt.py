@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgl_heta.models.hgnn import HGNNLayer
-from dgl_heta.models.relations import Relations
+from dgl_heta.models.relations import Relations, chosen
 from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.joined import elementwise
+from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.planning.compute import attended_before
 
 
 class HGTLayer(HGNNLayer):
@@ -27,9 +29,10 @@ class HGTLayer(HGNNLayer):
 
     (The paper adds h_v without the weight a_t, which its authors' code has.) Keys, queries, values
     and outputs have weights per node type, attention and message per edge type, and the prior μ per
-    relation. Keys and values are never formed per source row: their weights are multiplied with the
-    destination row's query and with its weighted sum. States are (rows, hidden). `hidden`, `heads`
-    (must divide it), `layer_norm` and `dropout` of the spec are used.
+    relation. Keys and values are made of all rows of a source type, or their weights are multiplied
+    with the destination row's query and with its weighted sum, whichever is shorter. States are
+    (rows, hidden). `hidden`, `heads` (must divide it), `layer_norm` and `dropout` of the spec are
+    used.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -54,13 +57,84 @@ class HGTLayer(HGNNLayer):
         prior = relations.stack([self.prior[slot(edges.relation)] for edges in relations])
         attention = self._weights(self.attention, relations) * (
             prior / math.sqrt(self._each)).unsqueeze(2).unsqueeze(3)
-        return relations.dot_linear(relations.project(self.queries, self.heads), self.keys,
-                                    attention)
+        return relations.by_kind(self._before(relations), lambda before, some, at: (
+            self._scores_of_products if before else self._scores_of_states)(
+                some, chosen(attention, at)))
+
+    def _scores_of_products(self, relations: Relations, attention: Tensor) -> Sequence[Tensor]:
+        """Of keys; queries are multiplied by A."""
+        queries = relations.matmul(relations.project(self.queries, self.heads),
+                                   attention.transpose(2, 3))
+        return relations.dot(queries, self._products(relations, self.keys))
+
+    def _scores_of_states(self, relations: Relations, attention: Tensor) -> Sequence[Tensor]:
+        """Of states; the keys' weights are multiplied by A first, and with queries."""
+        queries = relations.project(self.queries, self.heads)
+        keys, biases = self._of_sources(self.keys, relations)
+        weights = torch.einsum("rhed,rhei->rhdi", attention, keys)
+        biases = torch.einsum("rhed,rhe->rhd", attention, biases)
+        scores = relations.dot_projected(queries, weights)
+        of_rows = relations.matmul(queries, biases.unsqueeze(3))
+        return elementwise(torch.add, scores, relations.spread(
+            elementwise(lambda rows: rows.squeeze(2), of_rows)))
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        sums = relations.attend_linear(weights, self.values,
-                                       self._weights(self.message, relations))
-        return elementwise(lambda rows: rows.flatten(1), sums)
+        message = self._weights(self.message, relations)
+        return relations.by_kind(self._before(relations), lambda before, some, at: (
+            self._sums_of_products if before else self._sums_of_states)(
+                some, chosen(weights, at), chosen(message, at)))
+
+    def _sums_of_products(self, relations: Relations, weights: Sequence[Tensor], message: Tensor
+                          ) -> Sequence[Tensor]:
+        """Of values, multiplied by M."""
+        sums = relations.attend(weights, self._products(relations, self.values))
+        return elementwise(lambda rows: rows.flatten(1), relations.matmul(sums, message))
+
+    def _sums_of_states(self, relations: Relations, weights: Sequence[Tensor], message: Tensor
+                        ) -> Sequence[Tensor]:
+        """Of states; the values' weights are multiplied by M first, and with sums."""
+        values, biases = self._of_sources(self.values, relations)
+        of_sums = torch.einsum("rhei,rhed->rhid", values, message)
+        of_totals = torch.einsum("rhe,rhed->rhd", biases, message).unsqueeze(2)
+        sums = relations.attend_projected(weights, of_sums)
+        totals = elementwise(lambda rows: rows.unsqueeze(2), relations.total(weights))
+        return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
+                           relations.matmul(totals, of_totals))
+
+    def _before(self, relations: Relations) -> list[bool]:
+        """For each relation whether keys and values of all rows of its source type are made, as is
+        shorter for all relations of the block together."""
+        kinds: dict[str, bool] = {}
+        for edges in relations:
+            ntype = edges.relation.src
+            if ntype not in kinds:
+                others = [e for e in edges.block.edges if e.relation.src == ntype]
+                kinds[ntype] = relations.by_cost and attended_before(
+                    len(edges.source), sum(len(e.indices) for e in others),
+                    sum(min(e.num_rows, len(e.indices)) for e in others),
+                    self.width, self.heads, self._each)
+        return [kinds[edges.relation.src] for edges in relations]
+
+    def _products(self, relations: Relations, linears: nn.ModuleDict) -> list[Tensor]:
+        """Source states by the linear layer of their type, per head; one tensor for a type."""
+        out = []
+        for edges in relations:
+            linear = linears[slot(edges.relation.src)]
+            if id(linear) not in edges.products:
+                (rows,) = kernel_in_use().project([edges.source], [linear.weight.t()],
+                                                  [linear.bias])
+                edges.products[id(linear)] = rows.view(len(rows), self.heads, self._each)
+            out.append(edges.products[id(linear)])
+        return out
+
+    def _of_sources(self, linears: nn.ModuleDict, relations: Relations) -> tuple[Tensor, Tensor]:
+        """Weight and bias of each relation's source type, (relations, heads, D, …)."""
+        return (self._per_head(relations.of_sources(lambda ntype: linears[slot(ntype)].weight)),
+                self._per_head(relations.of_sources(lambda ntype: linears[slot(ntype)].bias)))
+
+    def _per_head(self, weights: Tensor) -> Tensor:
+        """(relations, heads · D, …) to (relations, heads, D, …)."""
+        return weights.unflatten(1, (self.heads, self._each))
 
     @staticmethod
     def _weights(of_types: nn.ParameterDict, relations: Relations) -> Tensor:

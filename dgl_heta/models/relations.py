@@ -35,6 +35,7 @@ class Edges:
     relation : the relation.
     source : states of the source side (source rows, width).
     num_rows : number of destination rows.
+    products : of states and linear layers, by the layer's id; all edges of a block share them.
     """
 
     def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
@@ -45,7 +46,7 @@ class Edges:
         self._block, self._edges, self._states = block, edges, states
         self._exchange = exchange if edges.shared is not None else None
         self._weighted = False
-        self._products = {} if products is None else products
+        self.products = {} if products is None else products
 
     def _join(self, rows: Tensor, op: str) -> Tensor:
         """Rows (num_rows, …) with what other workers have of their edges."""
@@ -59,6 +60,11 @@ class Edges:
         other = copy(self)
         other._weighted = True
         return other
+
+    @property
+    def block(self) -> Block:
+        """The block of the edges."""
+        return self._block
 
     @property
     def num_edges(self) -> int:
@@ -144,7 +150,7 @@ def _naming(method: Method) -> Method:
     return named  # type: ignore[return-value]
 
 
-def _chosen(values: Any, at: Sequence[int]) -> Any:
+def chosen(values: Any, at: Sequence[int]) -> Any:
     """Those of a sequence, or of a tensor's rows, at some places; itself if these are all."""
     if len(at) == len(values):
         return values
@@ -237,12 +243,12 @@ class Relations(tuple[Edges, ...]):
         its rows, whichever are fewer.
         """
         def run(before: bool, some: Relations, at: list[int]) -> Sequence[Tensor]:
-            own = _chosen(weights, at)
+            own = chosen(weights, at)
             if before:
                 return some.reduce(op, kernel_in_use().project(some.sources, own))
             return some.matmul(some.reduce(op), own)
 
-        return self._by_kind([op in EXTREMES or (
+        return self.by_kind([op in EXTREMES or (
             self.by_cost and edges._exchange is None
             and len(edges.source) < MARGIN * edges.num_rows) for edges in self], run)
 
@@ -251,6 +257,12 @@ class Relations(tuple[Edges, ...]):
             ) -> Sequence[Tensor]:
         return kernel_in_use().u_dot_v(
             self._in_edges(), self.sources if states is None else states, queries)
+
+    @_naming
+    def products(self, weights: Tensor) -> Sequence[Tensor]:
+        """For each edge its source's state times its relation's weight, (relations, width, heads):
+        (edges, heads)."""
+        return kernel_in_use().u_mm(self._in_edges(), self.sources, weights)
 
     @_naming
     def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
@@ -292,50 +304,6 @@ class Relations(tuple[Edges, ...]):
         return self._joined(kernel_in_use().u_mul_e_sum_mm(
             self._in_edges(), self.sources, weights, of_sums))
 
-    def dot_linear(self, queries: Sequence[Tensor], linears: nn.ModuleDict, matrices: Tensor
-                   ) -> Sequence[Tensor]:
-        """For each edge, per head, its source's state by the linear layer of its type, times its
-        relation's matrix (relations, H, A, B), times its row's query (rows, H, B): (edges, H)."""
-        heads, width = matrices.shape[1:3]
-
-        def run(before: bool, some: Relations, at: list[int]) -> Sequence[Tensor]:
-            own, matrix = _chosen(queries, at), _chosen(matrices, at)
-            if before:
-                return some.dot(some.matmul(own, matrix.transpose(2, 3)),
-                                some._by_linear(linears, heads, width))
-            weights, biases = some._of_sources(linears)
-            # Σ_b M_ab q_b, then with the layer's weights: the two weights are multiplied first.
-            composed = torch.einsum("rhab,rhai->rhbi", matrix,
-                                    weights.view(-1, heads, width, weights.shape[2]))
-            of_bias = torch.einsum("rhab,rha->rhb", matrix, biases.view(-1, heads, width))
-            scores = some.dot_projected(own, composed)
-            of_rows = some.matmul(own, of_bias.unsqueeze(3))
-            return elementwise(torch.add, scores, some.spread(
-                elementwise(lambda rows: rows.squeeze(2), of_rows)))
-
-        return self._by_kind(self._multiplied_before(heads, width), run)
-
-    def attend_linear(self, weights: Sequence[Tensor], linears: nn.ModuleDict, matrices: Tensor
-                      ) -> Sequence[Tensor]:
-        """:meth:`attend` to the states by the linear layer of their type, per head, times a
-        relation's matrix (relations, H, A, B): (rows, H, B)."""
-        heads, width = matrices.shape[1:3]
-
-        def run(before: bool, some: Relations, at: list[int]) -> Sequence[Tensor]:
-            own, matrix = _chosen(weights, at), _chosen(matrices, at)
-            if before:
-                return some.matmul(some.attend(own, some._by_linear(linears, heads, width)),
-                                   matrix)
-            values, biases = some._of_sources(linears)
-            of_sums = torch.einsum("rhai,rhab->rhib",
-                                   values.view(-1, heads, width, values.shape[2]), matrix)
-            of_totals = torch.einsum("rha,rhab->rhb", biases.view(-1, heads, width), matrix)
-            sums = some.attend_projected(own, of_sums)
-            totals = elementwise(lambda rows: rows.unsqueeze(2), some.total(own))
-            return elementwise(torch.add, sums, some.matmul(totals, of_totals.unsqueeze(2)))
-
-        return self._by_kind(self._multiplied_before(heads, width), run)
-
     def attention(self, weights: Sequence[Tensor], to_sources: Sequence[Tensor],
                   to_rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Each relation's attention over a row's neighbours (GAT, Eq. 3 and 5): (rows, H · D).
@@ -350,8 +318,8 @@ class Relations(tuple[Edges, ...]):
         kinds = ["cut" if edges._exchange is not None else "before" if attended_before(
             min(len(edges.source), edges.num_edges), edges.num_edges, edges.num_rows,
             *whole.shape[1:]) else "after" for edges in self]
-        results = self._by_kind(kinds, lambda kind, some, at: some._attention(
-            kind, _chosen(whole, at), _chosen(to_sources, at), _chosen(of_rows, at)))
+        results = self.by_kind(kinds, lambda kind, some, at: some._attention(
+            kind, chosen(whole, at), chosen(to_sources, at), chosen(of_rows, at)))
         return elementwise(lambda rows: rows.flatten(1), results)
 
     @_naming
@@ -364,8 +332,8 @@ class Relations(tuple[Edges, ...]):
                     (states[i],) = kernel.gather([x], [edges.indices.long()])
                     csc[i] = InEdges(edges.indptr, torch.arange(
                         len(edges.indices), dtype=torch.int32, device=x.device))
-            projected = kernel.project(states, list(weights.flatten(2)))
-            return kernel.u_attend(csc, [x.view(-1, *weights.shape[2:]) for x in projected],
+            products = kernel.project(states, list(weights.flatten(2)))
+            return kernel.u_attend(csc, [x.view(-1, *weights.shape[2:]) for x in products],
                                    to_sources, of_rows)
         per_head = weights.transpose(1, 2)
         vectors = torch.matmul(per_head, torch.stack(list(to_sources)).unsqueeze(3)).squeeze(3)
@@ -375,9 +343,10 @@ class Relations(tuple[Edges, ...]):
         return self.attend_projected(self.softmax([F.leaky_relu(x, SLOPE) for x in scores]),
                                      per_head)
 
-    def _by_kind(self, kinds: Sequence[Kind], run: Callable[[Kind, Relations, list[int]],
-                                                            Sequence[Tensor]]) -> Sequence[Tensor]:
-        """What `run` returns for the relations of each kind, at their places."""
+    def by_kind(self, kinds: Sequence[Kind], run: Callable[[Kind, Relations, list[int]],
+                                                           Sequence[Tensor]]) -> Sequence[Tensor]:
+        """What `run` returns for the relations of each kind and their places, in the order of all.
+        """
         places = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in kinds}
         if len(places) == 1:
             return run(kinds[0], self, places[kinds[0]])
@@ -385,38 +354,6 @@ class Relations(tuple[Edges, ...]):
         for kind, at in places.items():
             results.update(zip(at, run(kind, Relations(self[i] for i in at), at)))
         return [results[i] for i in range(len(self))]
-
-    def _multiplied_before(self, heads: int, width: int) -> list[bool]:
-        """For each relation whether all states of its source type are multiplied by the type's
-        linear layers, as is shorter for all relations of the block together."""
-        kinds: dict[str, bool] = {}
-        for edges in self:
-            ntype = edges.relation.src
-            if ntype not in kinds:
-                others = [e for e in edges._block.edges if e.relation.src == ntype]
-                kinds[ntype] = self.by_cost and attended_before(
-                    len(edges.source), sum(len(e.indices) for e in others),
-                    sum(min(e.num_rows, len(e.indices)) for e in others),
-                    edges.source.shape[1], heads, width)
-        return [kinds[edges.relation.src] for edges in self]
-
-    def _by_linear(self, linears: nn.ModuleDict, heads: int, width: int) -> list[Tensor]:
-        """States of the source sides by the linear layer of their type, (rows, heads, width); one
-        tensor for all relations of a layer."""
-        out = []
-        for edges in self:
-            linear, products = linears[slot(edges.relation.src)], edges._products
-            if id(linear) not in products:
-                (rows,) = kernel_in_use().project([edges.source], [linear.weight.t()],
-                                                  [linear.bias])
-                products[id(linear)] = rows.view(len(rows), heads, width)
-            out.append(products[id(linear)])
-        return out
-
-    def _of_sources(self, linears: nn.ModuleDict) -> tuple[Tensor, Tensor]:
-        """Weight and bias of each relation's source type, (relations, …)."""
-        return (self.of_sources(lambda ntype: linears[slot(ntype)].weight),
-                self.of_sources(lambda ntype: linears[slot(ntype)].bias))
 
     @_naming
     def _reduce(self, csc: Sequence[InEdges], states: Sequence[Tensor], op: str

@@ -12,7 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.models import HGNN, HANLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer, relations
+from dgl_heta.models import (
+    HGNN,
+    HANLayer,
+    HGTLayer,
+    ModelSpec,
+    RGATLayer,
+    RGCNLayer,
+    hgt,
+    relations,
+)
 from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import InEdges
@@ -157,7 +166,8 @@ def test_products_before_sums_are_those_after(
         tmp_path: Path, layer: type, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for name, before in (("after", False), ("before", True)):
-        monkeypatch.setattr(relations, "attended_before", lambda *_, is_so=before: is_so)
+        for module in (relations, hgt):
+            monkeypatch.setattr(module, "attended_before", lambda *_, is_so=before: is_so)
         monkeypatch.setattr(relations, "MARGIN", 1e9 if before else 0)
         out = output_of(tmp_path / name, layer, found)
         found[-1] = [out, *torch.autograd.grad(out.square().sum(), found[-1], allow_unused=True)]
