@@ -24,11 +24,11 @@ parts and the settings of `dgl-heta launch` differ:
 Every system runs once per repeat, in turns, every second repeat in the opposite order. The first
 epoch of a run warms up and is left out; an epoch is `--steps` steps of `--batch-size` seeds per
 trainer. A step takes as long as its slowest trainer, and seconds are the median of all steps that
-count, so that what else the machine does for some of them does not show; with each run stands how
-much that was, in cores. With `--within 0.1` repeats go on, up to `--most`, until those of each
-system differ by no more than that. A ratio is to `metis` of the same repeat. Bytes are what all hosts sent
-on their links in an epoch, as their interfaces count; causes are counted in the trainers, the rest
-is headers and what DistributedDataParallel and GraphLearn send. Needs root for emulated hosts.
+count, so that other work in some of them does not show; with each run stands how many cores that
+kept busy. With `--within 0.1` repeats go on, up to `--most`, until those of each system differ by
+no more. A ratio is to `metis` of the same repeat. Bytes are what all hosts sent on their links in
+an epoch, as their interfaces count; causes are counted in the trainers, the rest is headers and
+what DistributedDataParallel and GraphLearn send. Needs root for emulated hosts.
 
 `--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
 the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.
