@@ -5,8 +5,7 @@ parts and the settings of `dgl-heta launch` differ:
 
   random, metis, metis-vol  DistDGL on parts by DGL; metis-vol minimises communication volume.
   metis+cache               the same METIS parts, remote feature rows cached (DGL-Opt of Heta §8.1).
-                            The first epoch counts visits, the second fills the cache: that is
-                            one more that does not count.
+                            The second epoch, in which it is filled, does not count either.
   relation-random           RAF without meta-partitioning: whole relations dealt out at random, none
                             on two hosts (Heta §8.7, Fig. 14).
   heta                      meta-partitioning and RAF, learnable features kept per partition
@@ -25,12 +24,11 @@ parts and the settings of `dgl-heta launch` differ:
 Every system runs once per repeat, in turns, every second repeat in the opposite order. The first
 epoch of a run warms up and is left out; an epoch is `--steps` steps of `--batch-size` seeds per
 trainer. A step takes as long as its slowest trainer, and seconds are the median of all steps that
-count, so that what else the machine does for some of them does not show; with each run stands how
-much that was, in cores. With `--within 0.1` repeats go on, up to `--most`, until those of each
-system differ by no more than that. A ratio is to `metis` of the same repeat. Bytes are what all
-hosts sent on their links in an epoch, as their interfaces count; causes are counted in the
-trainers, the rest is headers and what DistributedDataParallel and GraphLearn send. Parts are kept
-in `--parts` and used again. Root is needed for emulated hosts.
+count, so that other work in some of them does not show; with each run stands how many cores that
+kept busy. With `--within 0.1` repeats go on, up to `--most`, until those of each system differ by
+no more. A ratio is to `metis` of the same repeat. Bytes are what all hosts sent on their links in
+an epoch, as their interfaces count; causes are counted in the trainers, the rest is headers and
+what DistributedDataParallel and GraphLearn send. Needs root for emulated hosts.
 
 `--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
 the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.

@@ -9,7 +9,7 @@ left of a step, and of its stages, after the bytes over the link. Errors are of 
 the measurement: a third of the settings (shape, model, hosts, rate, hidden, fanouts) at a time is
 held out of the fit, or, as a harder question, all settings of one graph. The first epoch of a run
 is not counted, nor are first values of learnable rows, which `replica` fetches once. Systems with
-a cache and plans without replication are left out.
+a cache are left out.
 
 With `--score FILE` nothing is fitted: measurements are compared with what those coefficients say.
 
@@ -42,6 +42,7 @@ from scipy.optimize import nnls
 from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import (
     MEASURED,
@@ -60,7 +61,8 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import default_fanouts
 
-BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared()}
+BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared(),
+            "relation-random": RelationRandom()}
 DISTDGL = ("metis", "metis-vol", "random")
 STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]] = {
     # stages of the script, units of work in them, shares of bytes by cause
@@ -120,7 +122,7 @@ def _measured(key: tuple, epochs: list[dict[str, Any]], parts: Path | None) -> M
     work = replace(_workload(shape, scale, batch), model=model, hidden=hidden, fanouts=layers)
     if epochs[0]["steps"] < work.epoch(shape_schema(shape, scale), (), hosts)[0]:
         work = replace(work, seeds=batch * hosts)  # stopped before a last, smaller batch
-    once = system in ("heta", "heta-shared")
+    once = system in ("heta", "heta-shared", "relation-random")
     cut = 1.0 if system == "random" else None
     graph = Setting(shape, scale, cohesion, model, hosts)
     folder = parts and parts / f"{graph.name}-{hosts}-{system}"
@@ -164,7 +166,8 @@ def _plan(shape: str, scale: float, machines: int, system: str, work: Workload) 
     if system in DISTDGL:
         return make_plan(schema, target, hops, machines)
     return BACKENDS[system].plan(schema, PartitionRequest(
-        machines, (target,), hops, replication="full", workload=work))
+        machines, (target,), hops, workload=work,
+        replication="none" if system == "relation-random" else "full"))
 
 
 def _gbit(rate: str) -> float:

@@ -246,7 +246,6 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
 
 
 def index(results: Iterable[dict[str, Any]]) -> str:
-    """All figures, with what each one lacks."""
     rows = [[f"[{r['figure']}]({r['figure']}.md)", r["title"], str(r["repeats"]),
              "-" if r["spread"] is None else f"{r['spread']:.0%}",
              "; ".join(r["missing"]) or "-"] for r in results]
@@ -290,7 +289,8 @@ def main() -> None:
             seconds, result = timed(lambda one=figure: make(one, runner, args))
             progress(f"{figure.name}: {seconds:.0f} s")
             results.append({**result, "seconds": seconds})
-            (args.out / "README.md").write_text(index(results) + "\n")
+            (args.out / "README.md").write_text(index(
+                json.loads(file.read_text()) for file in sorted(args.out.glob("*-*.json"))) + "\n")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
