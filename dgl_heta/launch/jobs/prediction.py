@@ -28,7 +28,7 @@ from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
-from dgl_heta.training.tasks.seed_table import read_instant
+from dgl_heta.training.tasks.timed_seeds import read_instant
 from dgl_heta.training.trained_model import check_weights, read_spec
 
 KINDS = ("predictions", "probabilities", "scores", "embeddings")
