@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.graph.schema import Relation
 from dgl_heta.models import HGNN, slot
@@ -49,15 +49,13 @@ class Layerwise:
     Raises
     ------
     InputError
-        A graph with times and no time, or a time of a graph without.
+        As :meth:`Store.check_time`.
     """
 
     def __init__(self, store: Store, plan: Plan, model: HGNN, inputs: Inputs, world: Comm,
                  scratch: Path, chunk: int, report: Callable[[dict[str, Any]], None],
                  time: int | None = None, strict: bool = False) -> None:
-        if store.manifest.timed != (time is not None):
-            raise InputError("the graph has times; say at which one to predict" if time is None
-                             else "the graph has no times; predict without one")
+        store.check_time(time)
         self._moments = None if time is None else Moments(
             np.array([time]), store.schema.node_counts, TimeDraws(strict=strict))
         self._store, self._plan, self._model, self._inputs = store, plan, model, inputs

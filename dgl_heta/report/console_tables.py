@@ -116,7 +116,8 @@ def show_store(manifest: Manifest, out: Console) -> None:
                            for k, a in manifest.arrays.get(ntype, {}).items())
         arrays = escape(arrays) or "none: learnable features"
         nodes.add_row(escape(printable(ntype)), f"{count:,}",
-                      arrays + ("; own ids" if ntype in manifest.ids else ""))
+                      arrays + "; own ids" * (ntype in manifest.ids)
+                      + "; times" * (ntype in manifest.times))
     edges = table("relation", "edges", "bytes", title="Relations", right=("edges", "bytes"))
     for entry in manifest.relations:
         edges.add_row(escape(printable(entry.relation)), f"{entry.edges:,}",

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dgl_heta.errors import HetaError
-from dgl_heta.graph.schema import MOST, Relation
+from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.sampling_kernels import BAD, find_rows, index_rows, visible
+from dgl_heta.sampling.sampling_kernels import BAD, find_rows, visible
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
@@ -53,10 +52,7 @@ class Moments:
            ) -> tuple[Moments, dict[str, np.ndarray]]:
         """The times of seeds, int64 (n, 2) of nodes and times, and their pairs' numbers."""
         every = np.concatenate([pairs[:, 1] for pairs in seeds.values()])
-        moments = cls(np.unique(every), counts, how)
-        if len(moments.times) * max(counts.values()) > np.iinfo(np.int64).max // 2:
-            raise HetaError(f"{len(moments.times)} times in a batch of a graph with {MOST} nodes "
-                            "are too many; take smaller batches")
+        moments = cls(np.unique(every), counts, how)  # counts are of what memory has an entry for
         return moments, {t: pairs[:, 0] + counts[t] * np.searchsorted(moments.times, pairs[:, 1])
                          for t, pairs in seeds.items()}
 
@@ -132,14 +128,16 @@ class TimedRows(NodeRows):
 
     def add(self, ids: np.ndarray, findable: bool = True) -> None:
         self.reserve(len(ids))
-        start, self.size = self.size, self.size + len(ids)
-        self.buffer[start:self.size] = ids
         if findable:
-            index_rows(self.buffer, start, self.size, self._table)
+            self.size = find_rows(ids, None, None, np.empty(len(ids), np.int32), self._table,
+                                  self.buffer, self.size, True)
         else:
-            self._found_from = self.size
+            self._found_from = self.size + len(ids)
+            self.buffer[self.size:self._found_from] = ids
+            self.size = self._found_from
 
     def take_back(self, size: int) -> None:
-        self.size = size
+        found = self.buffer[self._found_from:size].copy()
+        self.size = self._found_from
         self._table.fill(-1)
-        index_rows(self.buffer, self._found_from, size, self._table)
+        self.add(found)

@@ -108,17 +108,6 @@ def find_rows(ids, indptr, shifts, out, table, rows, size, grow):  # type: ignor
 
 
 @kernel
-def index_rows(rows, start, stop, table):  # type: ignore[no-untyped-def]
-    """Put rows `start … stop - 1`, whose ids are not in it, into a table of :func:`find_rows`."""
-    mask = np.uint64(len(table) - 1)
-    for row in range(start, stop):
-        at = np.int64(_mix(np.uint64(rows[row])) & mask)
-        while table[at] >= 0:
-            at = (at + 1) & np.int64(mask)
-        table[at] = row
-
-
-@kernel
 def count_sampled(indptr, nodes, fanout, edges, out, until=None):  # type: ignore[no-untyped-def]
     """Fill `out` with the CSC pointers of the sample; return the number of its edges, or BAD.
 
@@ -136,8 +125,7 @@ def count_sampled(indptr, nodes, fanout, edges, out, until=None):  # type: ignor
         if begin < 0 or end < begin or end > edges:
             return BAD
         degree = end - begin
-        if until is not None:
-            degree = min(degree, until[0][i])
+        degree = degree if until is None else min(degree, until[0][i])
         if fanout >= 0 and degree > fanout:
             degree = fanout
         total += degree
@@ -158,13 +146,6 @@ def _choose(key, node, drawn, degree, positions):  # type: ignore[no-untyped-def
                 position = top
                 break
         positions[k] = position
-
-
-@kernel
-def _choose_last(drawn, degree, positions):  # type: ignore[no-untyped-def]
-    """Fill `positions` with the last `drawn` numbers below `degree`."""
-    for k in range(drawn):
-        positions[k] = degree - drawn + k
 
 
 @kernel
@@ -247,7 +228,7 @@ def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
 # The two kernels below are in one piece: in a call per node, numba would count references to all
 # the arrays, with locked instructions.
 @kernel
-def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
+def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         indptr, indices, nodes, fanout, key, weights, out_ptr, out, row_of, rows, size, left_out,
         excluded, until=None):
     """Draw the neighbours of `nodes` and turn them into rows, or without `row_of`, None, into ids.
@@ -277,11 +258,9 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PL
         begin = indptr[node]
         end = indptr[node + 1]
         degree = end - begin
-        own = key
-        if until is not None:
-            degree = min(degree, until[0][i])
-            end = begin + degree
-            own = until[1][i]
+        own = key if until is None else until[1][i]
+        degree = degree if until is None else min(degree, until[0][i])
+        end = begin + degree
         drawn = out_ptr[i + 1] - low
         low = out_ptr[i + 1]
         if begin < 0 or end > len(indices) or drawn != (
@@ -290,7 +269,7 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PL
         chosen = drawn < degree
         if chosen:
             if until is not None and until[2]:
-                _choose_last(drawn, degree, positions)
+                positions[:] = np.arange(degree - drawn, degree)
             elif left_out is not None:
                 drawn = _choose_left(own, node, drawn, begin, end, indices, left_out, positions)
             elif weights is None:
@@ -352,16 +331,14 @@ def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         degree = end - begin
         if begin < 0 or end > len(indices) or low[i] < 0 or high[i] > degree:
             return size, BAD
-        own = key
-        if until is not None:
-            degree = min(degree, until[0][i])
-            end = begin + degree
-            own = until[1][i]
+        own = key if until is None else until[1][i]
+        degree = degree if until is None else min(degree, until[0][i])
+        end = begin + degree
         all_drawn = fanout < 0 or degree <= fanout
         first, last = (low[i], min(high[i], degree)) if all_drawn else (0, fanout)
         if not all_drawn:
             if until is not None and until[2]:
-                _choose_last(fanout, degree, positions)
+                positions[:] = np.arange(degree - fanout, degree)
             elif left_out is not None:
                 last = _choose_left(own, node, fanout, begin, end, indices, left_out, positions)
             elif weights is None:
@@ -410,15 +387,13 @@ def sample_positions(  # type: ignore[no-untyped-def]
         if begin < 0 or end < begin or end > edges:
             return BAD
         degree = end - begin
-        own = key
-        if until is not None:
-            degree = min(degree, until[0][i])
-            end = begin + degree
-            own = until[1][i]
+        own = key if until is None else until[1][i]
+        degree = degree if until is None else min(degree, until[0][i])
+        end = begin + degree
         drawn = fanout if 0 <= fanout < degree else degree
         if drawn < degree:
             if until is not None and until[2]:
-                _choose_last(drawn, degree, positions)
+                positions[:] = np.arange(degree - drawn, degree)
             elif weights is None:
                 _choose(own, node, drawn, degree, positions)
             else:

@@ -234,6 +234,24 @@ class Store:
                              "is later than a prediction would reach it; use `dgl-heta train`, or "
                              "write the store without times")
 
+    def check_time(self, time: int | None) -> None:
+        """Refuse predictions at no time in a graph with times, at one in another, and at one that
+        is before all data.
+
+        Raises
+        ------
+        InputError
+            They are such.
+        """
+        first = self.first_time()
+        if (time is None) == self.manifest.timed:
+            raise InputError("the graph has times; say at which to predict, such as --time "
+                             "2026-11-23" if time is None else
+                             "the graph has no times; predict without one")
+        if time is not None and first is not None and time < first:
+            raise InputError(f"the time to predict at, {np.datetime64(time, 's')}Z, is before all "
+                             f"data, which begin at {np.datetime64(first, 's')}Z")
+
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by
         SIGBUS. What has another file in its place is still there.

@@ -317,12 +317,8 @@ def edge_times(source: GraphSource, relation: Relation) -> TimesOf | None:
     if rows is None and own is None:
         return None
 
-    def times(indices: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        if rows is None:
-            return np.asarray(own[ids])  # type: ignore[index]
-        later = np.asarray(rows[indices])
-        return later if own is None else np.maximum(later, own[ids])
-    return times
+    return lambda indices, ids: np.max([known[at] for known, at in ((rows, indices), (own, ids))
+                                        if known is not None], 0)
 
 
 def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool

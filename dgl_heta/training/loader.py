@@ -17,8 +17,8 @@ from dgl_heta.sampling.sampler import Fanout
 from dgl_heta.training.batches import Batch, Batches, Sampler
 from dgl_heta.training.caches import attach
 from dgl_heta.training.tasks import SPLITS, Step, node_steps
-from dgl_heta.training.tasks.seed_table import check_rows
 from dgl_heta.training.tasks.task import share_of
+from dgl_heta.training.tasks.timed_seeds import check_rows
 from dgl_heta.training.worker_partition import WorkerPartition
 
 log = logging.getLogger("dgl_heta")

@@ -16,7 +16,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.checksums import file_sum
 from dgl_heta.training.tasks import TrainingTask
-from dgl_heta.training.tasks.seed_table import seed_files
+from dgl_heta.training.tasks.timed_seeds import seed_files
 from dgl_heta.training.worker_partition import WorkerPartition
 
 _OTHERS = "other settings, another plan or another graph"

@@ -37,7 +37,7 @@ from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training.device import SHARED, choose_device
 from dgl_heta.training.tasks import SPLITS, Step, chosen, labels_of, resolve
-from dgl_heta.training.tasks.seed_table import SeedTable
+from dgl_heta.training.tasks.timed_seeds import SeedTable
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,7 @@ def test_a_column_or_three_files_say_the_split(task, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lines", "message"), [
-    (["ann,1970-01-01,1", "tom,1970-01-02,0"],
-     "row 2: column 'id' is 'tom', which is the id of no"),
+    (["ann,1970-01-01,1", "tom,1970-01-02,0"], "row 2: column 'id' is 'tom', which is the id of"),
     (["ann,1970-01-02,1", "ann,1970-01-02,0"], "row 2: it is of the same node at the same time "
                                                "as .*row 1"),
     (["ann,1969-12-31,1", "bob,1970-01-02,0"], "row 1: the seed is at 1969-12-31T00:00:00Z, before "

@@ -113,7 +113,7 @@ def test_predictions_batch_by_batch_are_of_a_time_too(place: Path, tmp_path: Pat
     np.testing.assert_array_equal(*found)
     with pytest.raises(InputError, match="has times; say at which to predict, such as --time"):
         predicted(tmp_path / "store", tmp_path / "none.npy", None)
-    with pytest.raises(InputError, match="--time is 1969-12-31, before all data, which begin at"):
+    with pytest.raises(InputError, match="1969-12-31T00:00:00Z, is before all data, which beg"):
         predicted(tmp_path / "store", tmp_path / "none.npy", "1969-12-31")
     assert not (tmp_path / "none.npy").exists()
 

@@ -28,7 +28,7 @@ from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
-from dgl_heta.training.tasks.seed_table import read_instant, said
+from dgl_heta.training.tasks.timed_seeds import read_instant
 from dgl_heta.training.trained_model import check_weights, read_spec
 
 KINDS = ("predictions", "probabilities", "scores", "embeddings")
@@ -78,7 +78,8 @@ class PredictionJob:
             raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
                              f"one in {store.directory}")
         task = resolve(settings.task, store.manifest.task, store.schema)
-        moment = self._moment(store)
+        moment = None if self.time is None else read_instant(self.time, "--time")
+        store.check_time(moment)
         # What a model was trained for on a table of seeds is known without the table.
         widths = (make_task(store, settings).outputs if task.table is None
                   else dict(spec.num_classes))
@@ -141,20 +142,6 @@ class PredictionJob:
                              "(--overwrite)")
         if self.chunk < 1:
             raise InputError(f"--chunk is {self.chunk}; it must be 1 or more")
-
-    def _moment(self, store: Store) -> int | None:
-        """The time at which nodes are seen, seconds since 1970; None in a graph without times."""
-        if self.time is None and store.manifest.timed:
-            raise InputError("the graph has times; say at which to predict, such as --time "
-                             "2026-11-23")
-        if self.time is not None and not store.manifest.timed:
-            raise InputError(f"--time is {self.time}, but the graph has no times; leave it out")
-        moment, first = (None if self.time is None else read_instant(self.time, "--time"),
-                         store.first_time())
-        if moment is not None and first is not None and moment < first:
-            raise InputError(f"--time is {self.time}, before all data, which begin at "
-                             f"{said(first)}")
-        return moment
 
     def _of_model(self, settings: Settings, provider: ModelProvider) -> Settings:
         """The settings with the model that the user named, or that model.json names, which is

@@ -23,8 +23,8 @@ from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import file_of
 from dgl_heta.training.metrics import ClassTally, LabelTally, Tally, ValueTally, coefficient
-from dgl_heta.training.tasks.seed_table import SeedTable, seed_table
 from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
+from dgl_heta.training.tasks.timed_seeds import SeedTable, seed_table
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class SeedTable(NodeLabels):
         return self.labelled(np.flatnonzero(self.part == WORDS.index(split)))
 
     @cached_property
-    def _order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """All times, the keys of pairs, ascending, and their rows."""
         times = np.unique(self.pairs[:, 1])
         keys = self.pairs[:, 0] * len(times) + np.searchsorted(times, self.pairs[:, 1])
@@ -58,7 +58,7 @@ class SeedTable(NodeLabels):
         InputError
             The table has no label of one.
         """
-        times, keys, rows = self._order
+        times, keys, rows = self.order
         places = np.minimum(np.searchsorted(keys, pairs[:, 0] * len(times) + np.searchsorted(
             times, pairs[:, 1])), len(keys) - 1)
         if len(wrong := np.flatnonzero((self.pairs[rows[places]] != pairs).any(1))):
@@ -104,9 +104,7 @@ def seed_files(path: str | Path) -> list[Path]:
         return [path]
     for ending in _ENDINGS:
         files = [path / f"{word}{ending}" for word in WORDS]
-        if any(file.is_file() for file in files):
-            if lacking := [file for file in files if not file.is_file()]:
-                raise InputError(f"task.table: there is no file {lacking[0]}")
+        if all(file.is_file() for file in files):
             return files
     raise InputError(f"task.table: {path} has no files train, val and test ({listing(_ENDINGS)})")
 
@@ -218,11 +216,9 @@ def _check(seeds: SeedTable, rows: np.ndarray | None, store: Store, ntype: str,
     """Refuse seeds that a model must not be asked for; `name` says which a row is."""
     used = np.concatenate([seeds.used(word) for word in WORDS])
     seeds.check(used, "a split")
-    nodes, times = seeds.pairs[used].T
-    order = np.lexsort((times, nodes))
-    again = (np.diff(nodes[order]) == 0) & (np.diff(times[order]) == 0)
-    if again.any():
-        one, two = sorted(used[order[np.flatnonzero(again)[0] + np.arange(2)]].tolist())
+    times, (_, keys, order) = seeds.pairs[used, 1], seeds.order
+    if len(again := np.flatnonzero(np.diff(keys) == 0)):
+        one, two = order[again[0]:again[0] + 2].tolist()
         raise InputError(f"{name(two)}: it is of the same node at the same time as {name(one)}; "
                          "give each once")
 
