@@ -184,7 +184,7 @@ def scores(name: str, rows: pd.DataFrame, val_from: str, test_from: str, seeds: 
                   eval_set=[(features[val], rows["label"][val])],
                   callbacks=[lightgbm.early_stopping(30, verbose=False)])
         found.append(roc_auc_score(rows["label"][test],
-                                   model.predict_proba(features[test])[:, 1]))
+                                   np.asarray(model.predict_proba(features[test]))[:, 1]))
         print(name, seed, found[-1], flush=True)
     return found
 
