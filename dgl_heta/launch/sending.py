@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dgl_heta.partition.staged_directory import working_directory
 from dgl_heta.partition.staging import Staging
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.remote_files import is_remote
+from dgl_heta.system.signals import leave_on_signals
 
 AT_ONCE = 8  # hosts
 ANSWER_S = 120.0  # for a host that was reached to say what it has
@@ -63,6 +64,7 @@ class Sender:
     out: Path
     python: str = sys.executable
     overwrite: bool = False
+    _running: set[subprocess.Popen[str]] = field(default_factory=set)
 
     def send(self, stagings: Sequence[tuple[Host, Staging]],
              report: Callable[[Host, str], None] = lambda host, what: None) -> list[bool]:
@@ -79,9 +81,16 @@ class Sender:
             if shutil.which(program) is None:
                 raise InputError(f"hosts cannot be staged to: there is no {program} here; install "
                                  "it, on them too")
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            running = [pool.submit(self._send, host, staging, report)
-                       for host, staging in stagings]
+        with leave_on_signals(), ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                running = [pool.submit(self._send, host, staging, report)
+                           for host, staging in stagings]
+                wait(running)
+            except BaseException:  # Ctrl-C, SIGTERM: the pool would wait until all is sent
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in [*self._running]:
+                    child.terminate()
+                raise
         failures = [error for future in running if (error := future.exception()) is not None]
         for error in failures:
             if len(failures) == 1 or not isinstance(error, HetaError):
@@ -137,11 +146,11 @@ class Sender:
         # The lock is the one that a staging there takes; rsync itself would let two write at once.
         receiver = (f"mkdir -p {shlex.quote(str(work))} && flock -n "
                     f"{shlex.quote(str(work / '.lock'))} rsync")
-        done = subprocess.run(
+        done = self._run(
             ["rsync", "-rtL", "-s", "--partial", "--sparse", f"--timeout={SILENT_S}",
              "-e", shlex.join(self.ssh.program), "--rsync-path", receiver,
              f"{directory}/", f"{host.destination}:{work}/"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+            "")
         complaints = done.stderr.splitlines()
         if done.returncode == 255:
             raise HetaError(f"{host}: {self.ssh.explained(host, complaints)}")
@@ -155,8 +164,7 @@ class Sender:
         """Run a module of dgl-heta there, for so many seconds at most; returns its answer."""
         command = shlex.join([self.python, "-m", *module])
         try:
-            done = subprocess.run(self.ssh.command(host, command), input=json.dumps(told),
-                                  capture_output=True, text=True, errors="replace", timeout=limit)
+            done = self._run(self.ssh.command(host, command), json.dumps(told), limit)
         except subprocess.TimeoutExpired:
             raise HetaError(f"{host} did not answer within {limit:g} s; is its disk slow, or does "
                             "its login wait for something? nothing was sent") from None
@@ -172,3 +180,17 @@ class Sender:
                              f"({complaints[-1]}); install it there, or name another Python "
                              "(--python)")
         raise HetaError(f"{host}: {self.ssh.explained(host, complaints)}")
+
+    def _run(self, words: list[str], told: str, limit: float | None = None
+             ) -> subprocess.CompletedProcess[str]:
+        """Run a program that is told something; it ends with this process, or after the limit."""
+        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE, text=True, errors="replace")
+        self._running.add(child)
+        try:
+            out, complaints = child.communicate(told, limit)
+        finally:
+            self._running.discard(child)
+            child.kill()  # if it has not ended
+            child.wait()
+        return subprocess.CompletedProcess(words, child.returncode, out, complaints)

@@ -55,7 +55,7 @@ def _train(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, 
     from dgl_heta.training.loop import train
 
     engine = _engine(job, registry)
-    attach(engine, registry, Path(job["profiles"]), report)
+    attach(engine, Path(job["profiles"]), report)
     return train(engine, Path(job["run_dir"]), engine.settings, registry, resume=job["resume"],
                  report=report)
 

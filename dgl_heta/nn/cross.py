@@ -346,4 +346,5 @@ def _columns(stacked: Tensor, column_of: dict[Relation, int], relations: tuple[R
 
 
 def _chosen(stacked: Tensor, columns: Sequence[int]) -> Tensor:
-    return stacked.index_select(1, move(torch.tensor(columns), stacked.device))
+    return stacked.index_select(1, move(torch.tensor(columns, dtype=torch.int64),
+                                       stacked.device))

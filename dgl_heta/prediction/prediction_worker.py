@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
-from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import HGNN, slot
 from dgl_heta.models.link_model import without_decoder
@@ -21,12 +20,10 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.training.batches import Batches
 from dgl_heta.training.engine import not_finite
 from dgl_heta.training.setup import build_engine
 from dgl_heta.training.table_files import mapped_tensors
-from dgl_heta.training.tasks import NodeStep, TrainingTask
-from dgl_heta.training.tasks.task import share_of
+from dgl_heta.training.tasks import NodeStep
 from dgl_heta.training.trained_model import MODEL_FILE, learned_tables, load_weights, read_spec
 
 Report = Callable[[dict[str, Any]], None]
@@ -95,35 +92,23 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
     load_weights(engine.model, weights)
     engine.model.eval()
     target, size, wrong = job["ntype"], job["chunk"], 0
-    if job["time"] is not None:
-        engine.loading = Batches(engine.part, _AtTime(engine.task, job["time"]))
     for number, low in enumerate(range(0, len(out), size)):
         nodes = {t: np.empty(0, np.int64) for t in engine.task.targets}
         nodes[target] = np.arange(low, min(low + size, len(out)))
+        if job["time"] is not None:
+            nodes = {t: np.stack([ids, np.full(len(ids), job["time"])], 1)
+                     for t, ids in nodes.items()}
         batch = engine.sample(NodeStep(nodes), number)
-        rows = engine.wrapped(batch, engine.inputs(batch, train=False))[target]
-        known = _known(store, job, batch.own_seeds[target])
+        rows, ids = engine.distributed(batch)[target], batch.seeds[target]
+        ids = ids if ids.ndim == 1 else ids[:, 0]
+        known = _known(store, job, ids)
         wrong += not_finite(rows[known])
         rows[~known] = np.nan
-        out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["task"])
+        out[ids] = _of_kind(rows, job["what"], job["task"])
         if engine.rank == 0:
             report({"event": "progress", "layer": settings.model.layers, "ntype": target,
                     "done": min(low + size, len(out)), "total": len(out)})
     return int(engine.sum_over_workers(torch.tensor([float(wrong)], dtype=torch.float64))[0])
-
-
-class _AtTime:
-    """Seeds of steps of nodes, all at one time."""
-
-    def __init__(self, task: TrainingTask, time: int) -> None:
-        self._task, self._time = task, time
-
-    def seeds(self, step: NodeStep, worker: int, workers: int) -> dict[str, np.ndarray]:
-        return {t: np.stack([ids, np.full(len(ids), self._time)], 1)
-                for t, nodes in step.nodes.items() for ids in [share_of(nodes, worker, workers)]}
-
-    def without(self, step: NodeStep) -> Mapping[Relation, np.ndarray] | None:
-        return self._task.without(step)
 
 
 def _known(store: Store, job: dict[str, Any], ids: np.ndarray) -> Tensor:

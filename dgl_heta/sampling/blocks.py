@@ -297,8 +297,9 @@ class MiniBatch:
     that were read with the batch, by the names that a model knows them by; None if none were.
     `copied` is the event after which they and the edges are on the device, if they are on the way.
     `excluded` are the edges that were left out of this batch, as :meth:`NeighborSampler.sample` was
-    given them. Where seeds have times, a node has a row for each at which it is seen; `places` are
-    then, for each row of the first block's source side, that of its node in `input_nodes`.
+    given them. Where seeds have times, which are beside their ids then (n, 2), a node has a row for
+    each at which it is seen; `places` are, for each row of the first block's source side, that of
+    its node in `input_nodes`.
     """
 
     blocks: list[Block]

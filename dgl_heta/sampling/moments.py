@@ -82,16 +82,21 @@ class Moments:
         until = self.seen(relation, csc, times, nodes, np.uint64(0))["until"]
         return None if until is None else until[0]
 
-    def once(self, rows: Mapping[str, NodeRows]
+    def once(self, rows: Mapping[str, NodeRows], pairs: Mapping[str, NodeRows]
              ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Nodes of input rows, each once, and the place of each row's node among them. Input
-        features are a node's, whatever the time."""
+        features are a node's, whatever the time.
+
+        The first rows are of `pairs`, so that a node can have several; those of others are apart.
+        """
         nodes, places = {}, {}
         for ntype, table in rows.items():
-            own, every = table.find(table.ids()), np.arange(len(table))
-            first = np.where(own < 0, every, own) == every
-            nodes[ntype] = table.ids()[first]
-            places[ntype] = (np.cumsum(first) - 1)[np.where(own < 0, every, own)]
+            ids, several = table.ids(), len(pairs[ntype])
+            own = table.find(ids[:several])
+            one = own == np.arange(several)
+            nodes[ntype] = np.concatenate([ids[:several][one], ids[several:]])
+            places[ntype] = np.arange(len(ids)) - np.count_nonzero(~one)
+            places[ntype][:several] = (np.cumsum(one) - 1)[own]
         return nodes, places
 
 

@@ -165,12 +165,15 @@ class NeighborSampler:
                 raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "
                                  f"graph has {'some' if self.timed else 'none'}")
         moments = None
+        pairs = ordered
         if self.timed:
-            moments, ordered = Moments.of(ordered, self.counts, self._time)
+            moments, ordered = Moments.of(pairs, self.counts, self._time)
         with self._layers.borrow() as rows:
-            return self._sample(ordered, shares, step, rows, without or {},
-                                deliver or self._deliver, agree or self._agree, excluded or {},
-                                moments)
+            batch = self._sample(ordered, shares, step, rows, without or {},
+                                 deliver or self._deliver, agree or self._agree, excluded or {},
+                                 moments)
+        return replace(batch, seeds=pairs, own_seeds={
+            t: pairs[t][:shares[t].own] for t in targets}) if self.timed else batch
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
                 step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
@@ -178,9 +181,9 @@ class NeighborSampler:
                 excluded: Mapping[Relation, np.ndarray], moments: Moments | None) -> MiniBatch:
         scope, hops = self.scope, self.scope.hops
         blocks = []
-        of_nodes = rows
+        of_nodes = pairs = rows
         if moments is not None:
-            rows = {t: TimedRows() for t in of_nodes}
+            rows = pairs = {t: TimedRows() for t in of_nodes}  # type: ignore[assignment]
         if self._seed_states:
             for ntype in scope.targets:
                 # Seeds come first in every block, so that the leading rows are those whose
@@ -224,9 +227,8 @@ class NeighborSampler:
                 remote=remote, remote_states=self._remote_states,
             ))
         rows = {t: rows[t] for t in self._types if t in rows}
-        nodes, places = (self._layers.nodes(rows), None) if moments is None else moments.once(rows)
-        if moments is not None:
-            seeds = {t: moments.nodes(t, ids) for t, ids in seeds.items()}
+        nodes, places = (self._layers.nodes(rows), None) if moments is None else moments.once(
+            rows, pairs)
         return MiniBatch(
             blocks=blocks[::-1],
             input_nodes=nodes,

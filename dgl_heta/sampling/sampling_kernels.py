@@ -57,7 +57,9 @@ def visible(  # type: ignore[no-untyped-def]
     `times` (int64) are of the edges, ascending among a node's.
     """
     for i in range(len(nodes)):
-        prefetch(indptr, nodes, i)
+        prefetch(indptr, nodes, i + AHEAD)
+        if i + AHEAD < len(nodes) and 0 <= nodes[i + AHEAD] < len(indptr) - 1:
+            prefetch_row(times, (indptr[nodes[i + AHEAD]] + indptr[nodes[i + AHEAD] + 1]) // 2)
         node = nodes[i]
         if node < 0 or node >= len(indptr) - 1:
             return BAD

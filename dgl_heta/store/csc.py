@@ -148,10 +148,11 @@ def _by_time(pieces: Pieces, indptr: np.ndarray, first: int, times: TimesOf) -> 
         if indptr[high] != stop:
             continue  # in the midst of a node
         indices, ids = map(np.concatenate, zip(*held))
-        at = times(indices, ids)
-        low = int(np.searchsorted(indptr, first, "right")) - 1
-        order = np.lexsort((at, np.repeat(np.arange(low, high), np.diff(indptr[low:high + 1]))))
-        yield indices[order], at[order], ids[order]
+        at, low = times(indices, ids), int(np.searchsorted(indptr, first, "right")) - 1
+        order = np.arange(len(at))
+        if _sort_by(at, indptr[low:high + 1] - first, order):
+            indices, at, ids = indices[order], at[order], ids[order]
+        yield indices, at, ids
         held, first = [], stop
 
 
@@ -287,6 +288,21 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
             return i
         counts[row + 1] += 1
     return -1
+
+
+@late_kernel
+def _sort_by(times, indptr, order):  # type: ignore[no-untyped-def]
+    """Sort `order`, the places of edges, within each node by their times; equal ones stay in order.
+    Return whether any had to move."""
+    moved = False
+    for node in range(len(indptr) - 1):
+        begin, end = indptr[node], indptr[node + 1]
+        for i in range(begin + 1, end):
+            if times[i] < times[i - 1]:
+                order[begin:end] = begin + np.argsort(times[begin:end], kind="mergesort")
+                moved = True
+                break
+    return moved
 
 
 @late_kernel

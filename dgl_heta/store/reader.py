@@ -115,15 +115,10 @@ class Store:
         return self._open(entry) if entry else None
 
     def first_time(self) -> int | None:
-        """The first of all times of rows and edges that are on this machine; None without any."""
-        entries = [*self.manifest.times.values(), *(
-            r.times for r in self.manifest.relations
-            if r.times and r.relation.src not in self.manifest.times)]
-        least = [int(known.min()) for entry in entries if self._is_here(entry)
-                 and not (self.staged is not None and self.staged.files.get(entry.file))
-                 for times in [self._open(entry)] for known in [times[times != ALWAYS]]
-                 if len(known)]
-        return min(least, default=None)
+        """The first time of rows that are on this machine; None where none have times."""
+        known = [times[times != ALWAYS] for entry in self.manifest.times.values()
+                 if self._is_here(entry) for times in [self._open(entry)]]
+        return min((int(times.min()) for times in known if len(times)), default=None)
 
     def edge_ids(self, relation: Relation) -> np.ndarray:
         """For each CSC position the edge's position in the source, int64."""

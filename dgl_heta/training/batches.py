@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.sampled_rows import delivery
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.sampling.sampler import Deliver
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
@@ -41,6 +43,90 @@ class Seeds(Protocol):
     def without(self, step: Any) -> Mapping[Relation, np.ndarray] | None: ...
 
 
+class Place(NamedTuple):
+    """Where a batch is in training: the epoch, from 0; its step there; the steps of the epoch."""
+
+    epoch: int
+    step: int
+    steps: int
+
+
+class Batch:
+    """What this worker has of a step: its seeds, their neighbourhood, its input rows, its labels.
+
+    Attributes
+    ----------
+    blocks : the message flow, input side first; see :class:`dgl_heta.sampling.blocks.Block`.
+    input_nodes : ids of the nodes whose features are read, int64, per node type.
+    seeds : ids of this worker's own seeds, int64, per target type; in a graph with times ids and
+        times (seeds, 2). What the model returns is for them, in this order.
+    step, number, place : the seeds of all workers; what the draws were keyed by; None outside of
+        epochs.
+    """
+
+    def __init__(self, source: Batches, sampler: Sampler, mini: MiniBatch, step: Any, number: int,
+                 place: Place | None = None) -> None:
+        self.part, self._source, self._sampler, self._mini = source.part, source, sampler, mini
+        self.step, self.number, self.place = step, number, place
+        self.blocks: list[Block] = mini.blocks
+        self.input_nodes, self.seeds = mini.input_nodes, mini.own_seeds
+
+    @cached_property
+    def labels(self) -> dict[str, Tensor]:
+        """The labels of the own seeds, per target type, on the model's device."""
+        return {t: move(torch.from_numpy(self.part.labels(t).rows(ids)), self.part.device)
+                for t, ids in self.seeds.items()}
+
+    def inputs(self, train: bool) -> dict[str, Tensor]:
+        """The rows of the input nodes, per node type: those with features, and learnable ones,
+        which with `train` are leaves that collect gradients.
+
+        All workers must call it in every step, once the step before has updated learnable rows.
+        :class:`DistributedModel` does.
+
+        Raises
+        ------
+        HetaError
+            Learnable rows of an earlier batch have gradients that no step has taken.
+        """
+        if train and self.part.learnable.pending:
+            raise HetaError("learnable rows of the batch before have gradients that nothing took; "
+                            "call step() of part.row_optimizer() after each backward pass")
+        return self._source.rows(self._mini, train)
+
+    def mean(self, losses: Tensor, ntype: str | None = None) -> Tensor:
+        """This worker's part of the mean of a step's losses, over the seeds of all workers.
+
+        The mean of the workers' parts, which is what gradients are averaged to, is that mean,
+        whatever number of seeds each worker has.
+
+        Parameters
+        ----------
+        losses : one for each own seed of the type, (own seeds, …); may be empty.
+        ntype : the target type; needed where there are several.
+        """
+        sizes = {t: len(nodes) for t, nodes in self.step.nodes.items()}
+        if ntype is None and len(sizes) == 1:
+            (ntype,) = sizes
+        if ntype is None or ntype not in sizes:
+            raise InputError(f"a batch has seeds of {listing(sizes)}; say of which the "
+                             "losses are, as in batch.mean(losses, 'paper')")
+        if losses.dim() == 0 or len(losses) != len(self.seeds[ntype]):
+            raise InputError(f"{losses.numel()} losses for {len(self.seeds[ntype])} own "
+                             f"seeds of '{ntype}'; give one for each (reduction='none')")
+        each = losses[0].numel() if len(losses) else max(losses[:0].numel(), 1)
+        return losses.sum() * (self.part.world.size / max(sizes[ntype] * each, 1))
+
+    def mini_batch(self) -> MiniBatch:
+        """The batch as models of this package take it."""
+        return self._mini
+
+    def again(self, seeds: Sequence[Mapping[str, np.ndarray]], group: Comm) -> MiniBatch:
+        """The same draws for other seeds, those of each worker of the group, by process groups that
+        no batch is made with meanwhile."""
+        return self._source.again(self._sampler, seeds, self.step, self.number, group)
+
+
 class Batches:
     """Makes the batches of steps, by the partition's source of batches.
 
@@ -51,35 +137,44 @@ class Batches:
     """
 
     def __init__(self, part: WorkerPartition, of: Seeds) -> None:
-        self._part, self._of = part, of
+        self.part, self._of = part, of
         self._fetching = Fetching(part.static, part.precomputed, part.device)
         self.making = Making(STAGES_AHEAD)
 
-    def of_steps(self, sampler: Sampler, steps: Sequence[Step], first: int) -> Iterator[MiniBatch]:
-        """The batches of some steps, whose numbers start from `first`."""
-        part = self._part
+    def of_steps(self, sampler: Sampler, steps: Sequence[Step], first: int, epoch: int = 0,
+                 done: int = 0) -> Iterator[Batch]:
+        """The batches of the steps of an epoch, but of the `done` ones at their beginning.
+
+        Parameters
+        ----------
+        first : number of the first of all steps.
+        epoch : from 0.
+        """
+        part, left = self.part, steps[done:]
         batches = self.making.start(
             # Where sampling is a collective, batches are sampled in their order, by one thread.
-            part.source, len(steps), part.plan.exchanges_while_sampling,
-            {"sample": lambda index: self.sampled(sampler, steps[index], first + index),
+            part.source, len(left), part.plan.exchanges_while_sampling,
+            {"sample": lambda index: self.sampled(sampler, left[index], first + done + index),
              "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), closing(batches):
-            for _ in steps:
-                batch: MiniBatch | None = self.making.next(batches)
-                if batch is None:
+            for at, step in enumerate(left, done):
+                mini: MiniBatch | None = self.making.next(batches)
+                if mini is None:
                     raise HetaError(f"batch source '{part.source.name}' gave fewer batches than "
                                     "there are steps; it must give one for each")
-                yield self._fetching.arrive(batch)
+                yield Batch(self, sampler, self._fetching.arrive(mini), step, first + at,
+                            Place(epoch, at, len(steps)))
 
-    def of_step(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
-        """The blocks of one step, now; `number` differs from step to step."""
-        return self.sampled(sampler, step, number).to(self._part.device)
+    def of_step(self, sampler: Sampler, step: Step, number: int) -> Batch:
+        """The batch of one step, now; `number` differs from step to step."""
+        mini = self.sampled(sampler, step, number).to(self.part.device)
+        return Batch(self, sampler, mini, step, number)
 
     def again(self, sampler: Sampler, parts: Sequence[Mapping[str, np.ndarray]], step: Step,
               number: int, group: Comm) -> MiniBatch:
         """The blocks of a step for other seeds, those of each worker of the group, by process
         groups that no batch is made with meanwhile."""
-        part = self._part
+        part = self.part
         return sampler.sample(
             *join_seeds(parts, group.rank), number, self._of.without(step),
             delivery(part.store, group) if part.plan.offloaded else None).to(part.device)
@@ -90,9 +185,11 @@ class Batches:
         Called when the step before has updated them: they are read now, static ones maybe earlier.
         """
         rows = self._fetching.rows(batch)
-        if self._part.precomputed is not None:
+        if self.part.precomputed is not None:
             return rows
-        rows.update(self._part.learnable.read(batch.input_nodes, self._part.device, train))
+        if self.part.caches is not None:
+            self.part.caches.count(batch.input_nodes)
+        rows.update(self.part.learnable.read(batch.input_nodes, self.part.device, train))
         if batch.places is None:
             return {t: rows[t] for t in batch.input_nodes}
         return {t: rows[t][torch.from_numpy(places).to(rows[t].device)]
@@ -100,7 +197,7 @@ class Batches:
 
     def sampled(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
         """The blocks of this worker's group's part of a step."""
-        part = self._part
+        part = self.part
         shares = ([part.share(step)] if part.group.size == 1 else
                   [(rank, part.world.size) for rank in part.group.ranks])
         seeds, sharing = join_seeds([self._of.seeds(step, *share) for share in shares],

@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,17 +34,30 @@ from dgl_heta.cache.visit_profile import ProfileFiles, Visits, hardware
 from dgl_heta.features.row_kernels import count_ids
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.hooks.manager import Plugins
 from dgl_heta.settings.sections import ON_GPUS
 from dgl_heta.store.structure import check_range
 from dgl_heta.system.memory import capacity_bytes
+from dgl_heta.training.batches import Batch
 from dgl_heta.training.device import SHARED
-from dgl_heta.training.engine import Engine
+from dgl_heta.training.tasks import Step
+from dgl_heta.training.worker_partition import WorkerPartition
 
 _STEPS = 1 << 41  # step numbers of pre-sampling, far from those of training and evaluation
 _EPOCH = 1 << 30
 
 Report = Callable[[dict[str, Any]], None]
+
+
+class Training(Protocol):
+    """What visits are counted of: an engine, or the loader of a loop of one's own."""
+
+    part: WorkerPartition
+
+    def steps(self, split: str, epoch: int) -> Sequence[Step]:
+        """The steps of an epoch of training, in the order of that epoch."""
+
+    def sample(self, step: Any, number: int) -> Batch:
+        """This worker's batch of a step; `number` differs from step to step."""
 
 
 class Profiler:
@@ -54,58 +67,59 @@ class Profiler:
 
     Parameters
     ----------
-    engine : of this worker, before training.
+    training : of this worker, before its first step.
     directory : of the profile's files; None: nothing is stored.
     counts : "visits", or "degree" for the edges that leave a node.
     fresh : count and measure, whatever is stored.
     """
 
-    def __init__(self, engine: Engine, directory: Path | None, counts: str = "visits",
+    def __init__(self, training: Training, directory: Path | None, counts: str = "visits",
                  report: Report = lambda event: None, fresh: bool = False) -> None:
-        self.engine, self._counts, self._report = engine, counts, report
+        self.part, self._training = training.part, training
+        self._counts, self._report = counts, report
         self.notes: list[str] = []
         self._fresh = fresh
-        given = engine.settings.cache.profile or None
+        given = self.part.settings.cache.profile or None
         profile_dir = Path(given) if given else directory
         self.sizes = self._sizes()
         self._files = None if profile_dir is None else ProfileFiles(
-            profile_dir, self._sampling(), self._machine(), engine.rank,
+            profile_dir, self._sampling(), self._machine(), self.part.rank,
             given is not None and counts == "visits")  # degrees are counted in a moment
 
     def _sizes(self) -> dict[str, int]:
         """Rows of each type that this worker reads or owns: those that a cache can hold."""
-        learnable = self.engine.learnable
-        return {**{t: rows.shape[0] for t, rows in self.engine.static.sources.items()},
+        learnable = self.part.learnable
+        return {**{t: rows.shape[0] for t, rows in self.part.static.sources.items()},
                 **{t: table.shape[0] for t, table in learnable.local.items()},
                 **{t: rows for t, (_, _, rows) in learnable.owned_ranges().items() if rows}}
 
     def _sampling(self) -> dict[str, Any]:
-        engine, train = self.engine, self.engine.settings.train
+        part, train = self.part, self.part.settings.train
         together = {} if train.global_batch_size is None else {
             "global_batch_size": train.global_batch_size}
         return {
-            "graph": _digest(engine.store.manifest.to_json()["sha256"]),
-            "plan": _digest(engine.plan.to_json()), "workers": engine.world.size,
+            "graph": _digest(part.store.manifest.to_json()["sha256"]),
+            "plan": _digest(part.plan.to_json()), "workers": part.world.size,
             "fanouts": train.fanouts, "batch_size": train.batch_size,
             "seed_states": train.seed_states, "learnable": train.learnable,
-            "task": engine.settings.task.model_dump(), "epochs": engine.settings.cache.epochs,
+            "task": part.settings.task.model_dump(), "epochs": part.settings.cache.epochs,
             "counts": self._counts, **together,
         }
 
     def _machine(self) -> dict[str, Any]:
-        engine = self.engine
-        return {**hardware(engine.device), "disk": os.stat(engine.store.directory).st_dev,
-                "graph": _digest(engine.store.manifest.to_json()["sha256"]),
-                "workers": engine.local_workers, "reads": engine.static.reads,
-                "fits": engine.fits, "learnable": engine.settings.cache.tables,
-                "dtype": engine.settings.train.dtype, "width": engine.learnable.width}
+        part = self.part
+        return {**hardware(part.device), "disk": os.stat(part.store.directory).st_dev,
+                "graph": _digest(part.store.manifest.to_json()["sha256"]),
+                "workers": part.local, "reads": part.static.reads,
+                "fits": part.fits, "learnable": part.settings.cache.tables,
+                "dtype": part.settings.train.dtype, "width": part.learnable.width}
 
     def visits(self) -> Visits:
         """Stored visits if all workers have them; else counted, and stored."""
         stored = (self._files.load_visits(self.sizes) if self._files and not self._fresh
                   else None)
         everyone = torch.tensor([float(stored is not None)])
-        if self.engine.world.all_reduce(everyone, "min", "control").item() and stored is not None:
+        if self.part.world.all_reduce(everyone, "min", "control").item() and stored is not None:
             return stored
         start = time.perf_counter()
         counts, batches = self._degrees() if self._counts == "degree" else self._presample()
@@ -117,17 +131,17 @@ class Profiler:
 
     def _presample(self) -> tuple[dict[str, np.ndarray], int]:
         """Visits per node and type in some epochs, or a part of one."""
-        engine, store = self.engine, self.engine.store
-        types = {*engine.static.sources, *engine.learnable.counts}
+        part, store = self.part, self.part.store
+        types = {*part.static.sources, *part.learnable.counts}
         visits = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
-        whole = len(engine.steps("train", _EPOCH))
-        batches = max(round(engine.settings.cache.epochs * whole), 1)
+        whole = len(self._training.steps("train", _EPOCH))
+        batches = max(round(part.settings.cache.epochs * whole), 1)
         if not whole:
             return visits, 1  # training says that there is nothing to train on
         for done in range(batches):
             if done % whole == 0:
-                steps = engine.steps("train", _EPOCH + done // whole)
-            batch = engine.sample(steps[done % whole], _STEPS + done)
+                steps = self._training.steps("train", _EPOCH + done // whole)
+            batch = self._training.sample(steps[done % whole], _STEPS + done)
             for ntype, ids in batch.input_nodes.items():
                 if ntype in visits:
                     count_ids(visits[ntype], ids)
@@ -136,10 +150,10 @@ class Profiler:
 
     def _degrees(self) -> tuple[dict[str, np.ndarray], int]:
         """Edges that leave each node by the relations of this worker's partition."""
-        engine, store = self.engine, self.engine.store
-        types = {*engine.static.sources, *engine.learnable.counts}
+        part, store = self.part, self.part.store
+        types = {*part.static.sources, *part.learnable.counts}
         degrees = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
-        for relation in engine.plan.partitions[engine.rank].relations:
+        for relation in part.plan.partitions[part.rank].relations:
             if relation.src in degrees:
                 csc, counts = store.relation(relation), degrees[relation.src]
                 for start in range(0, len(csc.indices), 2**22):
@@ -150,7 +164,7 @@ class Profiler:
 
     def _together(self, visits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Own visits; of types whose rows have owners, all workers' visits of the own rows."""
-        learnable, world = self.engine.learnable, self.engine.world
+        learnable, world = self.part.learnable, self.part.world
         for ntype, (low, _, rows) in learnable.owned_ranges().items():
             total = world.all_reduce(torch.from_numpy(visits[ntype]), cause="control").numpy()
             visits[ntype] = total[low:low + rows]
@@ -158,11 +172,11 @@ class Profiler:
 
     def row_bytes(self) -> dict[str, int]:
         """Bytes of a row in a cache: of learnable types with two moments."""
-        learnable = self.engine.learnable
+        learnable = self.part.learnable
         width = 3 * learnable.width * learnable.dtype.itemsize
-        return {t: self.engine.static.sources[t].shape[1]
-                * self.engine.static.sources[t].dtype.itemsize
-                if t in self.engine.static.sources else width for t in self.sizes}
+        return {t: self.part.static.sources[t].shape[1]
+                * self.part.static.sources[t].dtype.itemsize
+                if t in self.part.static.sources else width for t in self.sizes}
 
     def penalties(self) -> dict[str, Penalty]:
         """Stored penalties if they are this machine's; else measured, and stored."""
@@ -177,23 +191,23 @@ class Profiler:
         return measured
 
     def _measure(self, ntype: str, row_bytes: int) -> Penalty:
-        engine = self.engine
-        if ntype in engine.static.sources:
-            return measure_reads(engine.static.sources[ntype], engine.device)
-        table = engine.learnable.local.get(ntype, engine.learnable.owned)
+        part = self.part
+        if ntype in part.static.sources:
+            return measure_reads(part.static.sources[ntype], part.device)
+        table = part.learnable.local.get(ntype, part.learnable.owned)
         assert isinstance(table, RowTable)
-        low = engine.learnable.owned_ranges().get(ntype, (0, 0, 0))[1]
+        low = part.learnable.owned_ranges().get(ntype, (0, 0, 0))[1]
         if self._device(ntype) == CPU and table.evict is None:
             return Penalty(row_bytes, {})  # where the cache would be
         rows = min(self.sizes[ntype], max(SAMPLE_BYTES // max(row_bytes, 1), 1))
-        near = RowTable(torch.zeros((rows, engine.learnable.width), dtype=table.dtype))
+        near = RowTable(torch.zeros((rows, part.learnable.width), dtype=table.dtype))
         copies = CachedTable(near, np.arange(rows), [self._device(ntype)])
         return measure(self.sizes[ntype], row_bytes, _use_rows(table, low, self._device(ntype)),
                        _use_rows(copies, 0, self._device(ntype)), rows, table.evict)
 
     def _device(self, ntype: str) -> torch.device:
         """Where copies of a type's rows live: those of shared types travel from memory."""
-        return self.engine.device if ntype not in self.engine.learnable.owned_ranges() else CPU
+        return self.part.device if ntype not in self.part.learnable.owned_ranges() else CPU
 
 
 class FeatureCaches:
@@ -206,14 +220,14 @@ class FeatureCaches:
     notes : what a user should know of them.
     """
 
-    def __init__(self, engine: Engine, policy: CachePolicy, profiler: Profiler) -> None:
-        cache = engine.settings.cache
+    def __init__(self, part: WorkerPartition, policy: CachePolicy, profiler: Profiler) -> None:
+        cache = part.settings.cache
         start = time.perf_counter()
-        self._engine, self.policy, self.notes = engine, policy.name, profiler.notes
-        alone = engine.device != CPU and engine.settings.train.device != SHARED
-        sharers = 1 if alone else engine.local_workers
-        self.capacity = capacity_bytes(cache.capacity_mb, engine.device, sharers)
-        self._types = engine.store.schema.node_types
+        self._part, self.policy, self.notes = part, policy.name, profiler.notes
+        alone = part.device != CPU and part.settings.train.device != SHARED
+        sharers = 1 if alone else part.local
+        self.capacity = capacity_bytes(cache.capacity_mb, part.device, sharers)
+        self._types = part.store.schema.node_types
         self._cached: dict[str, tuple[CachedRows | CachedTable, int]] = {}
         self._rows = dict.fromkeys(self._types, 0)
         self._reads = dict.fromkeys(self._types, 0)
@@ -231,46 +245,46 @@ class FeatureCaches:
     def _whole(self, policy: CachePolicy, profiler: Profiler) -> dict[str, np.ndarray] | None:
         """All rows that may be on the GPU, if all workers have room for theirs: then there is
         nothing to count, to measure and to choose."""
-        engine, cache = self._engine, self._engine.settings.cache
-        if (engine.device == CPU or policy.name != ON_GPUS or cache.profile
+        part, cache = self._part, self._part.settings.cache
+        if (part.device == CPU or policy.name != ON_GPUS or cache.profile
                 or cache.tables == "disk"):
             return None
-        shared = engine.learnable.owned_ranges()
+        shared = part.learnable.owned_ranges()
         rows = {t: 0 if t in shared else count for t, count in profiler.sizes.items()}
         fits = sum(count * self.row_bytes[t] for t, count in rows.items()) <= self.capacity
         # Together, as workers also count visits together.
-        if not engine.world.all_reduce(torch.tensor([float(fits)]), "min", "control").item():
+        if not part.world.all_reduce(torch.tensor([float(fits)]), "min", "control").item():
             return None
         return {t: np.arange(count) for t, count in rows.items()}
 
     def _chosen(self, policy: CachePolicy, profiler: Profiler) -> Mapping[str, np.ndarray]:
         """The rows that the policy chooses by visits and penalties."""
-        engine, cache = self._engine, self._engine.settings.cache
+        part, cache = self._part, self._part.settings.cache
         visits, penalties = profiler.visits(), profiler.penalties()
         self.penalties = {t: penalties[t].at(visits.per_batch(t)) for t in profiler.sizes}
         if not cache.gate:
             self.penalties = ungated(self.penalties)
         elif free := [t for t, p in self.penalties.items() if not p]:
-            where = f" on worker {engine.rank}" if engine.world.size > 1 else ""
+            where = f" on worker {part.rank}" if part.world.size > 1 else ""
             self.notes.append(f"not cached{where}, because reading from the cache was measured to "
                               f"be no faster (cache.gate): {', '.join(free)}")
         return choose(policy, visits.counts, self.row_bytes, self.penalties, self.capacity)
 
     def _attach(self, chosen: Mapping[str, np.ndarray], replacement: str | None) -> None:
-        engine, learnable = self._engine, self._engine.learnable
-        for ntype, source in engine.static.sources.items():
+        part, learnable = self._part, self._part.learnable
+        for ntype, source in part.static.sources.items():
             if len(chosen[ntype]):
-                cached = CachedRows(source, chosen[ntype], [engine.device], replacement)
-                engine.static.readers[ntype] = cached
+                cached = CachedRows(source, chosen[ntype], [part.device], replacement)
+                part.static.readers[ntype] = cached
                 self._cached[ntype] = cached, 0
         tables = {t: table for t, table in learnable.local.items()
                   if len(chosen[t]) and isinstance(table, RowTable)}
         near = {t: table for t, table in tables.items()
-                if engine.device != CPU and len(chosen[t]) == table.shape[0]}
-        cached_tables = {t: CachedTable(table, chosen[t], [engine.device], replacement)
+                if part.device != CPU and len(chosen[t]) == table.shape[0]}
+        cached_tables = {t: CachedTable(table, chosen[t], [part.device], replacement)
                          for t, table in tables.items() if t not in near}
         if near:
-            learnable.near = whole = DeviceTables(near, engine.device)
+            learnable.near = whole = DeviceTables(near, part.device)
             cached_tables.update(whole.tables)
         learnable.local.update(cached_tables)
         self._cached.update((t, (table, 0)) for t, table in cached_tables.items())
@@ -308,41 +322,46 @@ class FeatureCaches:
         for row, ntype in enumerate(self._types):
             reads, hits, rows = self._reads[ntype], 0, self._rows[ntype]
             size = self.row_bytes.get(ntype, 0)
-            if ntype in self._engine.learnable.counts:
-                size = self._engine.learnable.row_bytes  # reads are of the value alone
+            if ntype in self._part.learnable.counts:
+                size = self._part.learnable.row_bytes  # reads are of the value alone
             if ntype in self._cached:
                 cached, index = self._cached[ntype]
                 hits = cached.hits if isinstance(cached, CachedRows) else int(cached.hits[index])
             totals[row] = (reads, hits, reads * size, hits * size, rows,
                            rows * self.row_bytes.get(ntype, 0))
-        whole = self._engine.world.all_reduce(torch.from_numpy(totals), cause="control").tolist()
+        whole = self._part.world.all_reduce(torch.from_numpy(totals), cause="control").tolist()
         names = ("reads", "hits", "bytes", "hit_bytes", "rows", "cached_bytes")
         return {t: {name: int(value) for name, value in zip(names, row)}
                 for t, row in zip(self._types, whole) if row[0] or row[4]}
 
 
-def attach(engine: Engine, plugins: Plugins, directory: Path | None,
+def attach(training: Training, directory: Path | None = None,
            report: Report = lambda event: None) -> FeatureCaches | None:
-    """Give an engine the caches that its settings ask for; None if they ask for none.
+    """Give a partition the caches that its policy asks for, if it has none; returns them.
+
+    Parameters
+    ----------
+    directory : of the profile's files; None: nothing is stored.
 
     Raises
     ------
     InputError
         The capacity is larger than the free memory, or the named profile does not fit.
     """
-    policy = plugins.get("cache policy", engine.settings.cache.policy)
-    if policy.name == "none":
+    part = training.part
+    policy, part.cache_policy = part.cache_policy, None
+    if policy is None or policy.name == "none":
         return None
-    if engine.precomputed is not None:
+    if part.precomputed is not None:
         report({"event": "note", "text": f"cache.policy = {policy.name} has no effect: model "
-                f"'{engine.settings.model.name}' reads inputs that were computed before, each "
+                f"'{part.settings.model.name}' reads inputs that were computed before, each "
                 "row once"})
         return None
-    profiler = Profiler(engine, directory, getattr(policy, "counts", "visits"), report)
-    engine.caches = FeatureCaches(engine, policy, profiler)
-    for note in engine.caches.notes:
+    profiler = Profiler(training, directory, getattr(policy, "counts", "visits"), report)
+    part.caches = caches = FeatureCaches(part, policy, profiler)
+    for note in caches.notes:
         report({"event": "note", "text": note})
-    return engine.caches
+    return caches
 
 
 def _use_rows(table: RowTable | CachedTable, low: int, device: torch.device) -> Access:

@@ -23,15 +23,14 @@ def steps(engine: Engine) -> dict[str, np.ndarray]:
     for number, step in enumerate(engine.steps("train", 1)[:STEPS]):
         batch = engine.sample(step, number)
         engine.model.train()
-        outputs = engine.wrapped(batch, engine.inputs(batch, train=True))
+        outputs = engine.distributed(batch)
         loss, _ = engine.loss(outputs, step)
         engine.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        engine.wrapped.after_backward()
         arrays[f"{number}|loss|loss"] = np.asarray(float(loss.detach()))
         for ntype, rows in outputs.items():
             arrays[f"{number}|output|{ntype}"] = rows.detach().numpy()
-            arrays[f"{number}|ids|{ntype}"] = batch.own_seeds[ntype]
+            arrays[f"{number}|ids|{ntype}"] = batch.seeds[ntype]
         for name, parameter in engine.model.named_parameters():
             if parameter.grad is not None:
                 arrays[f"{number}|gradient|{name}"] = parameter.grad.numpy().copy()

@@ -14,18 +14,16 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures
 from dgl_heta.features.learnable import Place, Table
 from dgl_heta.features.row_table import BLOCK
-from dgl_heta.hooks.protocols import WrappedModule
 from dgl_heta.raf.wrapper import GradientSync
 from dgl_heta.system.checksums import write_signed
 from dgl_heta.training import checkpoint_files as files
@@ -35,26 +33,18 @@ from dgl_heta.training.recorded import best_epoch
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.table_files import PARTS, mapped_tensors, write_tables, written
 
-log = logging.getLogger("dgl_heta")
+if TYPE_CHECKING:
+    from dgl_heta.training.distributed import DistributedModel
 
+log = logging.getLogger("dgl_heta")
 
 SET = ("group.", "rows.")
 """How names of numbers begin that optimizers are set to: the same on all workers."""
 
 
-class Trained(Protocol):
-    """What a worker trains: an engine, or the model of a loop of one's own."""
-
-    rank: int
-    world: Comm
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    learnable: LearnableFeatures
-    wrapped: WrappedModule
-
-
-def save_checkpoint(engine: Trained, run_dir: Path, at: Position, best: dict[str, Any],
-                    identity: Identity, progress: Mapping[str, Tensor] | None = None) -> None:
+def save_checkpoint(model: DistributedModel, optimizer: torch.optim.Optimizer, run_dir: Path,
+                    at: Position, best: dict[str, Any], identity: Identity,
+                    progress: Mapping[str, Tensor] | None = None) -> None:
     """Write a checkpoint and drop those but it, the last of a whole epoch and the best.
 
     Every worker writes all that it holds, dense parameters too: a module wrapper may let them
@@ -64,29 +54,30 @@ def save_checkpoint(engine: Trained, run_dir: Path, at: Position, best: dict[str
     ----------
     progress : what else the epoch goes on from, after some of its steps.
     """
-    folder, note = files.new_folder(run_dir, at, engine.rank), files.note_name(engine.rank)
-    tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
-    tensors.update({f"adam.{k}": v for k, v in state_tensors(engine.optimizer).items()})
-    tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
+    rank, world, learnable = model.part.rank, model.part.world, model.part.learnable
+    folder, note = files.new_folder(run_dir, at, rank), files.note_name(rank)
+    tensors = {f"model.{k}": v for k, v in model.module.state_dict().items()}
+    tensors.update({f"adam.{k}": v for k, v in state_tensors(optimizer).items()})
+    tensors.update({f"wrapper.{k}": v for k, v in model.wrapped.state().items()})
     tensors.update({f"progress.{k}": v for k, v in (progress or {}).items()})
-    shard, tables = files.shard_files(engine.rank)
+    shard, tables = files.shard_files(rank)
     _save(folder / shard, tensors)
     with written(folder / tables) as rows:
-        write_tables(rows, engine.learnable.tables())
+        write_tables(rows, learnable.tables())
     sums = {name: files.written_sum(folder / name) for name in (shard, tables)}
-    engine.world.barrier()
+    world.barrier()
     write_signed(folder / note, {
         **at._asdict(), "best": best, **identity.to_json(), "files": sums,
-        "rows": engine.learnable.places()})
-    engine.world.barrier()
-    if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
+        "rows": learnable.places()})
+    world.barrier()
+    if int(os.environ.get("LOCAL_RANK", rank)) == 0:
         for old in files.positions(run_dir):
             if old not in (at, Position(at.epoch), Position(best.get("epoch", 0))):
                 shutil.rmtree(files.folder_of(run_dir, old), ignore_errors=True)
 
 
-def load_checkpoint(engine: Trained, run_dir: Path, at: Position, identity: Identity
-                    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def load_checkpoint(model: DistributedModel, optimizer: torch.optim.Optimizer, run_dir: Path,
+                    at: Position, identity: Identity) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Restore model, optimizers and learnable features; returns the checkpoint's note, and what
     else the epoch goes on from.
 
@@ -95,24 +86,24 @@ def load_checkpoint(engine: Trained, run_dir: Path, at: Position, identity: Iden
     InputError
         A file of it is damaged, or it does not fit the run.
     """
-    note = files.read_note(run_dir, at, engine.rank if engine.rank in files.ranks_of(run_dir, at)
-                           else 0)
-    same, learnable = identity.same_workers(note), engine.learnable
-    shards = _Shards(run_dir, at, {engine.rank: files.read_note(run_dir, at, engine.rank)} if same
+    rank, learnable = model.part.rank, model.part.learnable
+    note = files.read_note(run_dir, at, rank if rank in files.ranks_of(run_dir, at) else 0)
+    same = identity.same_workers(note)
+    shards = _Shards(run_dir, at, {rank: files.read_note(run_dir, at, rank)} if same
                      else dict(enumerate(files.read_notes(run_dir, at))), learnable.places())
     try:
-        tensors = shards.dense(engine.rank if same else 0)
-        engine.model.load_state_dict(_under("model.", tensors))
-        load_state(engine.optimizer, _under("adam.", tensors))
+        tensors = shards.dense(rank if same else 0)
+        model.module.load_state_dict(_under("model.", tensors))
+        load_state(optimizer, _under("adam.", tensors))
         shards.load(learnable)
         if same:
-            engine.wrapped.load_state(_under("wrapper.", tensors))
+            model.wrapped.load_state(_under("wrapper.", tensors))
             progress = _under("progress.", tensors)
         else:  # what dropout draws is for a worker's own seeds: no generator is gone on from
             progress = {name: value for name, value in _under("progress.", tensors).items()
                         if name.startswith(SET)}
             if at.step:
-                progress["totals"] = shards.totals(engine.rank, engine.world.size)
+                progress["totals"] = shards.totals(rank, model.part.world.size)
         if at.step and (missing := {"totals", *["cpu"] * same} - progress.keys()):
             raise KeyError(*missing)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -198,7 +189,7 @@ class _Shards:
                 yield rank, there, first, last
 
 
-def latest_position(engine: Trained, run_dir: Path, identity: Identity) -> Position:
+def latest_position(model: DistributedModel, run_dir: Path, identity: Identity) -> Position:
     """The last position that every worker has a complete checkpoint of.
 
     Raises
@@ -207,23 +198,24 @@ def latest_position(engine: Trained, run_dir: Path, identity: Identity) -> Posit
         The checkpoint was made with other settings or another graph, or by other workers whose
         shards are not all there.
     """
-    latest, wrong = _latest(engine, run_dir, identity)
-    at = Position(*min(engine.world.all_gather_json(latest, "control")))
+    world = model.part.world
+    latest, wrong = _latest(model, run_dir, identity)
+    at = Position(*min(world.all_gather_json(latest, "control")))
     # All say the same: a worker that has no checkpoint knows least, and may be the first to stop.
-    if said := [text for text in engine.world.all_gather_json(wrong, "control") if text]:
+    if said := [text for text in world.all_gather_json(wrong, "control") if text]:
         raise InputError(said[0])
     return at
 
 
-def _latest(engine: Trained, run_dir: Path, identity: Identity) -> tuple[Position, str]:
+def _latest(model: DistributedModel, run_dir: Path, identity: Identity) -> tuple[Position, str]:
     """The last position that a worker can go on from, and what speaks against it, or else ""."""
-    wrong, rank = "", engine.rank
+    wrong, rank = "", model.part.rank
     for at in reversed(files.positions(run_dir)):
         ranks = files.ranks_of(run_dir, at)
         note = files.read_note(run_dir, at, rank if rank in ranks else ranks[0])
         if identity.same_workers(note) and rank not in ranks:
             continue  # it was killed before it had saved this one
-        if not identity.same_workers(note) and not isinstance(engine.wrapped, GradientSync):
+        if not identity.same_workers(note) and not isinstance(model.wrapped, GradientSync):
             return at, (f"the checkpoint in {run_dir} was made with another plan, and by train."
                         f"wrapper = {identity.settings['train']['wrapper']}, whose workers differ; "
                         "resume with the same partition, or start in a new run directory")

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.features import LearnableFeatures
-from dgl_heta.hooks.protocols import WrapContext, WrappedModule
+from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.nn.precision import mixed_precision, widened
 from dgl_heta.raf.backward_end import BackwardEnd
-from dgl_heta.raf.wrapper import GradientSync, RafModule
-from dgl_heta.training.checkpoint import (
-    Trained,
-    latest_position,
-    load_checkpoint,
-    save_checkpoint,
-)
+from dgl_heta.raf.wrapper import Raf, RafModule
+from dgl_heta.training.batches import Batch
+from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_checkpoint
 from dgl_heta.training.checkpoint_files import positions
-from dgl_heta.training.loader import Batch
 from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
+from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.worker_partition import WorkerPartition
-
-
-@dataclass
-class _Trained:
-    """What a checkpoint is of; see :class:`dgl_heta.training.checkpoint.Trained`."""
-
-    rank: int
-    world: Comm
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    learnable: LearnableFeatures
-    wrapped: WrappedModule
 
 
 class DistributedModel(nn.Module):
@@ -54,13 +36,24 @@ class DistributedModel(nn.Module):
     module : the model as it was given. Its parameters are the same on all workers, so its
         `state_dict()` is the whole model's.
     part : the partition that it trains on.
+    wrapped : what keeps its parameters equal on all workers.
+    proof : compares some of its steps with the plain way (`run.prove`); None where a worker has all
+        that it needs.
 
     Parameters
     ----------
+    wrapper : makes `wrapped`.
+    owned : the number of seeds that this worker has in an epoch.
     merged : the model as it runs over the group; default: a :class:`RafModule` of it.
+    timed : the context in which a stage of a step ("fetch", "forward") runs.
     """
 
-    def __init__(self, module: nn.Module, part: WorkerPartition, merged: nn.Module | None = None
+    proof: StepProof | None = None
+
+    def __init__(self, module: nn.Module, part: WorkerPartition,
+                 wrapper: ModuleWrapper | None = None, owned: Callable[[], int] = lambda: 0,
+                 merged: nn.Module | None = None,
+                 timed: Callable[[str], AbstractContextManager[None]] = lambda stage: nullcontext()
                  ) -> None:
         super().__init__()
         self.module = module.to(part.device)
@@ -68,9 +61,11 @@ class DistributedModel(nn.Module):
             if part.world.size > 1 and state.numel():
                 part.world.broadcast(state.data, "control")
         self.part, self._mixed = part, part.settings.train.autocast == "bfloat16"
-        # In a list: parameters of what is wrapped are those of `module`.
-        self._raf = [RafModule(module, part.group) if merged is None else merged]
-        self.wrapped = GradientSync(self._raf[0], WrapContext(part.world, part.group, lambda: 0))
+        self._timed, wrapper = timed, wrapper or Raf()
+        self.wrapped = wrapper.wrap(RafModule(module, part.group) if merged is None else merged,
+                                    WrapContext(part.world, part.group, owned))
+        if merged is None and any(len(ranks) > 1 for ranks in part.plan.groups):
+            self.proof = StepProof(part, wrapper)
         self._backward, self._hooks = BackwardEnd(), list[Any]()
         self._runs: set[Path] = set()
         self._before: list[Tensor | None] | None = None
@@ -89,10 +84,13 @@ class DistributedModel(nn.Module):
             raise InputError("the batch is of another partition than the model; distribute the "
                              "model on the partition whose loader gives its batches")
         train = self.begin()
-        rows = batch.inputs(train)
-        with self.precision():
-            outputs = {t: widened(x) for t, x in self._raf[0](batch.mini_batch(), rows).items()}
+        with self._timed("fetch"):
+            rows = batch.inputs(train)
+        with self._timed("forward"), self.precision():
+            outputs = {t: widened(x) for t, x in self.wrapped(batch.mini_batch(), rows).items()}
         if train:
+            if self.proof is not None:
+                self.proof.prove(self.module, batch, rows, outputs)
             self.await_backward(outputs.values())
         return outputs
 
@@ -119,7 +117,8 @@ class DistributedModel(nn.Module):
         for out in outputs:
             if out.requires_grad:
                 out.register_hook(lambda grad: self._heard(passed))
-        if not self._hooks:  # a loss may depend on parameters without the outputs, and before them
+        # A loss may depend on parameters without the outputs, and before them.
+        if not self._hooks and self.part.world.size > 1:
             self._hooks = [p.register_hook(lambda grad: self._begun())
                            for p in self.module.parameters() if p.requires_grad]
 
@@ -148,7 +147,7 @@ class DistributedModel(nn.Module):
                              "model.resume, or give another directory")
         self._runs.add(run_dir.resolve())
         run_dir.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(self._trained(optimizer), run_dir, Position(epoch), {}, self._identity(),
+        save_checkpoint(self, optimizer, run_dir, Position(epoch), {}, self._identity(),
                         {**generators(device), **{
                             name: torch.tensor(value, dtype=torch.float64)
                             for name, (_, _, value) in self._numbers(optimizer).items()}})
@@ -162,10 +161,10 @@ class DistributedModel(nn.Module):
         InputError
             The checkpoint is of another graph, other targets or another model, or damaged.
         """
-        trained, identity = self._trained(optimizer), self._identity()
-        at = latest_position(trained, Path(directory), identity)
+        identity = self._identity()
+        at = latest_position(self, Path(directory), identity)
         if any(at):
-            _, states = load_checkpoint(trained, Path(directory), at, identity)
+            _, states = load_checkpoint(self, optimizer, Path(directory), at, identity)
             set_generators(states, self.part.device)
             for name, (where, key, value) in self._numbers(optimizer).items():
                 if name in states:
@@ -185,10 +184,6 @@ class DistributedModel(nn.Module):
             f"group.{i}.{key}": (group, key, value)
             for i, group in enumerate(optimizer.param_groups)
             for key, value in group.items() if isinstance(value, int | float)}}
-
-    def _trained(self, optimizer: torch.optim.Optimizer) -> Trained:
-        part = self.part
-        return _Trained(part.rank, part.world, self.module, optimizer, part.learnable, self.wrapped)
 
     def _identity(self) -> Identity:
         # How many seeds a step has is the loop's own, so it may differ.
@@ -219,14 +214,17 @@ class DistributedModel(nn.Module):
     def _begun(self) -> None:
         """A backward pass is under way that comes to outputs or parameters."""
         if self._before is None:
-            # What earlier passes have left is averaged already; it is added again afterwards.
+            # None, not zeros: whether a worker has a gradient tells who alone has a parameter
+            # (`comm/gradient_average.py`). What earlier passes have left is averaged already; it is
+            # added again afterwards.
             self._before = [p.grad for p in self.module.parameters()]
             for parameter in self.module.parameters():
                 parameter.grad = None
             self._backward.under_way()
 
     def _averaged(self) -> None:
-        """At the end of a backward pass, before any optimizer's step."""
+        """At the end of a backward pass, after the adjoints of its exchanges and before any
+        optimizer's step: every worker comes here, also one whose seeds gave no gradient."""
         before, self._before = self._before, None
         for hook in self._hooks:
             hook.remove()

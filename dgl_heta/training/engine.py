@@ -5,63 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError
-from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
+from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.models import ModelSpec
-from dgl_heta.nn.precision import mixed_precision, widened
-from dgl_heta.raf.wrapper import RafModule
 from dgl_heta.report.epoch_records import STAGES
-from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.system.device_seconds import DeviceSeconds
-from dgl_heta.training.batches import Batches, Sampler, closing
+from dgl_heta.training.batches import Batch, Batches, Sampler, closing
+from dgl_heta.training.distributed import DistributedModel
 from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
 from dgl_heta.training.worker_partition import WorkerPartition
 
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
-
-
-class Caches(Protocol):
-    """Caches of input features; see :class:`dgl_heta.training.caches.FeatureCaches`."""
-
-    policy: str
-    capacity: int
-    seconds: float
-    notes: list[str]
-    penalties: dict[str, float]
-
-    def count(self, nodes: Mapping[str, np.ndarray]) -> None:
-        """Count the input nodes of a batch."""
-
-    def reset(self) -> None:
-        """Count from zero."""
-
-    def counted(self) -> dict[str, dict[str, int]]:
-        """Per type what was read, and what of it was cached; all workers call it."""
-
-
-class Prover(Protocol):
-    """Compares steps with the plain way; see :class:`dgl_heta.training.step_proof.StepProof`."""
-
-    proved: int
-    seconds: float
-    told: str | None
-
-    def due(self, number: int, steps: int) -> bool:
-        """Return whether to prove a step of an epoch of so many."""
-
-    def prove(self, step: Step, number: int, batch: MiniBatch, inputs: dict[str, Tensor],
-              loss: Tensor) -> None:
-        """Compare a step with the plain way, before its backward pass."""
 
 
 class Engine:
@@ -74,11 +36,13 @@ class Engine:
     part : the partition that this worker trains on.
     samplers : of training and of evaluation.
     wrapper : keeps the model's parameters equal on all workers.
+
+    Attributes
+    ----------
+    model, distributed : the model, and as it runs in step with the other workers.
     """
 
     not_finite = 0
-    caches: Caches | None = None
-    proof: Prover | None = None
 
     def __init__(self, part: WorkerPartition, task: TrainingTask, spec: ModelSpec,
                  samplers: tuple[Sampler, Sampler], model: nn.Module, wrapper: ModuleWrapper
@@ -92,8 +56,8 @@ class Engine:
         self.precomputed, self.fits = part.precomputed, part.fits
         self._sampler, self._eval_sampler = samplers
         self.loading, self._wrapper = Batches(part, task), wrapper
-        self.wrapped = wrapper.wrap(RafModule(model, self.group),
-                                    WrapContext(self.world, self.group, self.owned))
+        self.distributed = DistributedModel(model, part, wrapper, self.owned, timed=self.timed)
+        self.wrapped, self.proof = self.distributed.wrapped, self.distributed.proof
         self.optimizer = make_optimizer(model.parameters(), part.settings.train)
         self.schedule = (Schedule(self.optimizer, part.settings.train)
                          if part.settings.train.schedule is not None else None)
@@ -142,8 +106,8 @@ class Engine:
         self._spent = {stage: DeviceSeconds() for stage in STAGES}
         self.loading.making.reset()
         self.reset_traffic()
-        if self.caches is not None:
-            self.caches.reset()
+        if self.part.caches is not None:
+            self.part.caches.reset()
 
     def steps(self, split: str, epoch: int = 0) -> list[Step]:
         """The steps of an epoch over a split: the same on all workers, who have a share of each.
@@ -162,13 +126,15 @@ class Engine:
         return sum(step.size if step.own else step.size * (rank + 1) // size
                    - step.size * rank // size for step in self.steps("train"))
 
-    def batches(self, steps: Sequence[Step], first: int, evaluate: bool = False
-                ) -> Iterator[MiniBatch]:
-        """This worker's batches of some steps, whose numbers start from `first`."""
+    def batches(self, steps: Sequence[Step], first: int, evaluate: bool = False, done: int = 0
+                ) -> Iterator[Batch]:
+        """This worker's batches of some steps, whose numbers start from `first`, but of the `done`
+        ones at their beginning."""
         sampler = self._eval_sampler if evaluate else self._sampler
         making = self.loading.making
         before = dict(making.waited)
-        batches = self.loading.of_steps(sampler, steps, first)
+        epoch = max((first >> 20) - 1, 0)  # numbers count epochs from 1
+        batches = self.loading.of_steps(sampler, steps, first, epoch, done)
         with closing(batches):
             for batch in batches:
                 for stage, seconds in making.waited.items():
@@ -179,34 +145,20 @@ class Engine:
     def train(self, steps: Sequence[Step], first: int, done: int = 0) -> Iterator[Tensor]:
         """Take optimizer steps, with numbers from `first` on, but the `done` ones at their
         beginning; yields the statistics of each."""
-        left = steps[done:]
-        batches = self.batches(left, first + done)
+        batches = self.batches(steps, first, done=done)
         with closing(batches):
-            for number, (step, batch) in enumerate(zip(left, batches), first + done):
-                due = self.proof is not None and self.proof.due(number, len(steps))
-                yield self.train_step(step, batch, number if due else None)
+            for batch in batches:
+                yield self.train_step(batch)
 
-    def train_step(self, step: Step, batch: MiniBatch, prove: int | None = None) -> Tensor:
-        """One optimizer step; returns this worker's statistics of it.
-
-        `prove` is the step's number if it is to be compared with the plain way.
-        """
+    def train_step(self, batch: Batch) -> Tensor:
+        """One optimizer step; returns this worker's statistics of it."""
         self.model.train()
-        with self.timed("fetch"):
-            inputs = self.inputs(batch, train=True)
+        outputs = self.distributed(batch)
         with self.timed("forward"):
-            loss, statistics = self.loss(self.forward(batch, inputs), step)
-        if prove is not None and self.proof is not None:
-            self.proof.prove(step, prove, batch, inputs, loss)
+            loss, statistics = self.loss(outputs, batch.step)
         with self.timed("backward"):
-            # None, not zeros: whether a worker has a gradient tells who alone has a parameter
-            # (`comm/gradient_average.py`).
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            # After the exchanges' adjoints, which are in the backward pass, and before the
-            # optimizer: every worker comes here in every step, also one whose seeds gave no
-            # gradient.
-            self.wrapped.after_backward()
+            loss.backward()  # at whose end gradients are averaged
         with self.timed("update"):
             if self.settings.train.clip_grad_norm is not None:
                 # Averaged gradients are the same on all workers, and so is their norm.
@@ -216,21 +168,9 @@ class Engine:
             self.learnable.update()
         return statistics
 
-    def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs of the model, per target type, in mixed precision if the settings say so."""
-        mixed = self.settings.train.autocast == "bfloat16"
-        with mixed_precision(self.device, mixed):
-            return {t: widened(rows) for t, rows in self.wrapped(batch, inputs).items()}
-
-    def sample(self, step: Step, number: int) -> MiniBatch:
-        """This worker's blocks for a step; `number` differs from step to step."""
+    def sample(self, step: Step, number: int) -> Batch:
+        """This worker's batch of a step; `number` differs from step to step."""
         return self.loading.of_step(self._sampler, step, number)
-
-    def sample_again(self, parts: Sequence[Mapping[str, np.ndarray]], step: Step, number: int,
-                     group: Comm) -> MiniBatch:
-        """The blocks of a step for other seeds, those of each worker of the group, by process
-        groups that no batch is made with meanwhile."""
-        return self.loading.again(self._sampler, parts, step, number, group)
 
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.
@@ -254,8 +194,8 @@ class Engine:
             split, 0, self.settings.train.step_size(self.world.size))
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
         with closing(batches):
-            for step, batch in zip(steps, batches):
-                outputs = self.forward(batch, self.inputs(batch, train=False))
+            for batch in batches:
+                outputs, step = self.distributed(batch), batch.step
                 _, statistics = self.loss(outputs, step)
                 wrong = float(sum(map(not_finite, outputs.values())))
                 statistics = torch.cat([statistics, statistics.new_tensor([wrong])])
@@ -279,12 +219,6 @@ class Engine:
     def sum_over_workers(self, totals: Tensor) -> list[float]:
         """Sums of a small vector over all workers."""
         return self.world.all_reduce(totals, cause="control").tolist()
-
-    def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
-        """Input features of a batch, see :meth:`Batches.rows`; caches count them."""
-        if self.caches is not None and self.precomputed is None:
-            self.caches.count(batch.input_nodes)
-        return self.loading.rows(batch, train)
 
     def timed(self, stage: str) -> AbstractContextManager[None]:
         """Add the seconds of the body to a stage."""

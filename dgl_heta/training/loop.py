@@ -63,9 +63,10 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
 
 def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, resume: bool,
            report: Report, preemption: Preemption) -> dict[str, Any]:
-    first, rank = engine.rank == 0, engine.rank
+    first, rank, model = engine.rank == 0, engine.rank, engine.distributed
     _check_seeds(engine)
-    identity = Identity.of(engine, settings)
+    identity = Identity.of(engine.part, engine.task, settings,
+                           registry.providers("batch source"))
     validates = bool(engine.steps("val"))
     _check_validation(engine, validates)
     log = run_dir / "metrics.jsonl"
@@ -95,7 +96,7 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
             history.append(record)
             if first:  # before the checkpoint: a line without one is dropped when the run goes on
                 _append(log, record.to_json())
-            save_checkpoint(engine, run_dir, Position(epoch), best, identity)
+            save_checkpoint(model, engine.optimizer, run_dir, Position(epoch), best, identity)
             registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
             if first:
                 report(record.to_json())
@@ -125,7 +126,7 @@ def _end_within(engine: Engine, run_dir: Path, epoch: int, begun: Begun, best: d
                 identity: Identity) -> NoReturn:
     """Save what there is after some steps of an epoch, and end."""
     at = Position(epoch - 1, begun.step)
-    save_checkpoint(engine, run_dir, at, best, identity, begun.state)
+    save_checkpoint(engine.distributed, engine.optimizer, run_dir, at, best, identity, begun.state)
     raise PreemptedError(at, run_dir)
 
 
@@ -141,7 +142,7 @@ def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identit
            resume: bool, report: Report) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
     """Be where an earlier run was, if one is to go on; returns its epochs, the best of them, their
     records, and the epoch in which it was."""
-    start = latest_position(engine, run_dir, identity) if resume else Position()
+    start = latest_position(engine.distributed, run_dir, identity) if resume else Position()
     _check_directory(engine, run_dir, resume)
     best, begun = _restore(engine, run_dir, start, identity, report)
     if begun.step and (start.epoch >= settings.train.epochs
@@ -161,7 +162,7 @@ def _restore(engine: Engine, run_dir: Path, at: Position, identity: Identity,
     """Load the checkpoint of a position; returns the best epoch so far, and the one begun."""
     if not any(at):
         return {}, Begun()
-    note, state = load_checkpoint(engine, run_dir, at, identity)
+    note, state = load_checkpoint(engine.distributed, engine.optimizer, run_dir, at, identity)
     if not identity.same_workers(note):
         report({"event": "note", "text": "goes on by another plan, with "
                 f"{several(engine.world.size, 'worker')}, from a checkpoint of {note['workers']}"})
@@ -190,7 +191,8 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int, iden
         if not best or score is None or score > best["val_acc"]:
             return {"epoch": last, "val_acc": score}
     if best and best["epoch"] != last:
-        load_checkpoint(engine, run_dir, Position(best["epoch"]), identity)
+        load_checkpoint(engine.distributed, engine.optimizer, run_dir,
+                        Position(best["epoch"]), identity)
     if not apart:
         engine.wrapped.finish()
     return best
@@ -279,7 +281,7 @@ def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], repor
     sent, waiting, stages, ahead = engine.sent, engine.waited, engine.seconds, engine.ahead
     del sent["proof"]  # of single steps
     own.append(OwnEpoch(seconds, waiting, float(sum(sent.values()))))
-    cached = None if engine.caches is None else engine.caches.counted()
+    cached = None if engine.part.caches is None else engine.part.caches.counted()
     train_acc, loss = engine.score(totals)
     if not math.isfinite(loss):
         raise _diverged(run_dir, f"the loss of epoch {epoch} is {loss}")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import listing
 from dgl_heta.planning.plan import Plan
+from dgl_heta.sampling.sources import Auto
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.checksums import file_sum
-from dgl_heta.training.engine import Engine
+from dgl_heta.training.tasks import TrainingTask
 from dgl_heta.training.tasks.seed_table import seed_files
+from dgl_heta.training.worker_partition import WorkerPartition
 
 _OTHERS = "other settings, another plan or another graph"
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
@@ -53,7 +55,9 @@ class Identity:
     workers: int
 
     @classmethod
-    def of(cls, engine: Engine, settings: Settings) -> Identity:
+    def of(cls, part: WorkerPartition, task: TrainingTask, settings: Settings,
+           sources: Collection[str] = ()) -> Identity:
+        """That of `dgl-heta train`; `sources` are all that can make batches."""
         sections = {"task": settings.task.model_dump(), "model": settings.model.model_dump(),
                     "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
         if settings.task.links is not None:  # its content counts, not where it lies
@@ -61,17 +65,18 @@ class Identity:
         if settings.task.table is not None:
             sections["task"]["table"] = [file_sum(file)[:16]
                                          for file in seed_files(settings.task.table)]
-        if engine.task.held_out is not None:  # what was found in the graph counts, too
+        if task.held_out is not None:  # what was found in the graph counts, too
             sections["task"]["reverse"] = [[*map(str, group.relations), group.undirected]
-                                           for group in engine.task.held_out.groups]
+                                           for group in task.held_out.groups]
         for section, known in _LATER.items():
             for name, before in known.items():
                 if sections[section][name] == before:
                     del sections[section][name]
+        # Batches are the same whoever makes them, which by "auto" depends on the machine.
+        making = sources if settings.train.batches == Auto.name else [part.source.name]
         own = {name: given for name, given in settings.plugins.items()
-               if name not in (engine.part.source.name, settings.train.batches,
-                               *settings.run.loggers)}
-        return cls.from_sections(engine.store, engine.plan, sections, own)
+               if name not in (*making, settings.train.batches, *settings.run.loggers)}
+        return cls.from_sections(part.store, part.plan, sections, own)
 
     @classmethod
     def from_sections(cls, store: Store, plan: Plan, sections: dict[str, dict[str, Any]],

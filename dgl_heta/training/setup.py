@@ -27,7 +27,6 @@ from dgl_heta.store import Store
 from dgl_heta.training import optimizers
 from dgl_heta.training.batches import Sampler
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
 from dgl_heta.training.worker_partition import (
     WorkerPartition,
@@ -81,12 +80,10 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     part = WorkerPartition(store, plan, settings, source, workers, rows_of(
         store, plan, settings, workers, plan.targets if plan.metapaths or task.held_out else (),
         reader, scratch, trained))
+    part.cache_policy = plugins.get("cache policy", policy)
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(part.device, dtype_of(settings))
-    engine = Engine(part, task, spec, _samplers(part, task, attends(model)), model, wrapper)
-    if any(len(ranks) > 1 for ranks in plan.groups):
-        engine.proof = StepProof(engine, wrapper, workers.traffic[0])
-    return engine
+    return Engine(part, task, spec, _samplers(part, task, attends(model)), model, wrapper)
 
 
 def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,20 +36,16 @@ from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares
-
-if TYPE_CHECKING:
-    from dgl_heta.training.engine import Engine
-    from dgl_heta.training.tasks import Step
+from dgl_heta.training.batches import Batch
+from dgl_heta.training.worker_partition import WorkerPartition
 
 log = logging.getLogger("dgl_heta")
 
 
 class StepProof:
-    """Proves steps of an engine with several workers a group; all make it and call it alike.
+    """Proves steps of a partition with several workers a group; all make it and call it alike.
 
-    Parameters
-    ----------
-    traffic : gets the bytes that proofs send, by the cause `proof`.
+    What proofs send is counted by the cause `proof`.
 
     Attributes
     ----------
@@ -58,48 +54,46 @@ class StepProof:
     told : why steps are not proved, or one was not.
     """
 
-    def __init__(self, engine: Engine, wrapper: ModuleWrapper, traffic: Traffic) -> None:
-        self._engine, self._traffic = engine, traffic
-        self._schedule = Schedule.parse(engine.settings.run.prove)
+    def __init__(self, part: WorkerPartition, wrapper: ModuleWrapper) -> None:
+        self._part, self._traffic = part, part.traffic[0]
+        self._schedule = Schedule.parse(part.settings.run.prove)
         self.proved, self.seconds = 0, 0.0
-        self.told = _never(engine, wrapper)
+        self.told = _never(part, wrapper)
         if self.told is not None:
             self._schedule = Schedule()
-            if engine.rank == 0:
+            if part.rank == 0:
                 log.warning("not proved: %s", self.told)
 
-    def due(self, number: int, steps: int) -> bool:
-        """Return whether to prove a step of an epoch of so many; `number` is the loop's."""
-        epoch, step = divmod(number, 1 << 20)  # epochs count from 1
-        return not self._schedule.off and self._schedule.due(
-            self._engine.settings.train.seed, max(epoch - 1, 0), step, steps)
-
-    def prove(self, step: Step, number: int, batch: MiniBatch, inputs: dict[str, Tensor],
-              loss: Tensor) -> None:
-        """Compare a step with the plain way, before its backward pass; not if the loss of any
-        worker is NaN or infinite, as then all that is compared is, and the epoch ends as diverged.
+    def prove(self, model: nn.Module, batch: Batch, inputs: dict[str, Tensor],
+              outputs: dict[str, Tensor]) -> None:
+        """Compare a step with the plain way, before its backward pass, where one is due; not if an
+        output of any worker is NaN or infinite, as then all that is compared is.
 
         Raises
         ------
         HetaError
             They differ; the same on all workers.
         """
-        engine, started = self._engine, time.perf_counter()
-        wrong = torch.tensor([float(not bool(loss.isfinite()))])
-        if engine.world.all_reduce(wrong, "max", CAUSE).item():
+        part, started = self._part, time.perf_counter()
+        if batch.place is None or self._schedule.off or not self._schedule.due(
+                part.settings.train.seed, *batch.place):
             return
-        setting = _TrainingSetting(engine, step, number, batch)
-        ids = levels(batch, setting.types)
+        wrong = torch.tensor([float(not all(rows.isfinite().all() for rows in outputs.values()))])
+        if part.world.all_reduce(wrong, "max", CAUSE).item():
+            return
+        setting, mini = _TrainingSetting(part, batch), batch.mini_batch()
+        ids = levels(mini, setting.types)
         call = Call(
-            engine.model, {"args": [batch, inputs], "kwargs": {}}, ids, complete(batch, ids),
-            first=0, complete=True, trained=True, drawn=False, seed=hash_key(number, 1) >> 2,
-            replicas=engine.settings.train.learnable == "replica")
-        handle = engine.model.register_forward_pre_hook(_exchange_of_batch)
+            model, {"args": [mini, inputs], "kwargs": {}}, ids, complete(mini, ids),
+            first=0, complete=True, trained=True, drawn=False,
+            seed=hash_key(batch.number, 1) >> 2,
+            replicas=part.settings.train.learnable == "replica")
+        handle = model.register_forward_pre_hook(_exchange_of_batch)
         try:
             text = Proof(setting, call).verdict()
             self.proved += text is None
         except NotProvedError as reason:
-            if self.told is None and engine.rank == 0:
+            if self.told is None and part.rank == 0:
                 log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
             self.told, text = self.told or str(reason), None
         finally:
@@ -110,18 +104,18 @@ class StepProof:
             raise HetaError(text)
 
 
-def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
+def _never(part: WorkerPartition, wrapper: ModuleWrapper) -> str | None:
     """Why no step of a run can be proved."""
-    plan, train = engine.plan, engine.settings.train
+    plan, train = part.plan, part.settings.train
     if type(wrapper) is not Raf:
         return f"train.wrapper is '{wrapper.name}'; only 'raf' is compared with the plain way"
-    if engine.store.manifest.timed:
+    if part.store.manifest.timed:
         return "the graph has times, where a node can have several rows"
     if plan.metapaths:
         return "the plan follows metapaths, where a node can have two rows"
     if plan.replication != "full":
         return "the plan is one without replication"
-    if engine.precomputed is not None:
+    if part.precomputed is not None:
         return "the model reads inputs that were computed before"
     if not train.seed_states:
         return "train.seed_states is false"
@@ -145,22 +139,22 @@ def _exchange_of_batch(model: nn.Module, args: tuple[Any, ...]) -> None:
 class _TrainingSetting:
     """The parts of a run that a proof needs; see :class:`dgl_heta.proof.proving.Setting`."""
 
-    def __init__(self, engine: Engine, step: Step, number: int, batch: MiniBatch) -> None:
-        self._engine, self._step, self._number, self._batch = engine, step, number, batch
+    def __init__(self, part: WorkerPartition, batch: Batch) -> None:
+        self._part, self._batch = part, batch
         self.traffic = Traffic()
         self.world, self.group = (comm.counted_by(self.traffic)
-                                  for comm in (engine.world, engine.group))
-        self.relations = engine.store.schema.relations
-        self.types: Sequence[str] = engine.store.schema.node_types
+                                  for comm in (part.world, part.group))
+        self.relations = part.store.schema.relations
+        self.types: Sequence[str] = part.store.schema.node_types
         self.nones = False
         self._exchange = GroupExchange(self.group)
-        self._scope = SamplingScope.of(data_parallel(engine.plan), 0)
+        self._scope = SamplingScope.of(data_parallel(part.plan), 0)
 
     def sample(self, most: int) -> MiniBatch:
-        parts = fewer_seeds(self._batch, most)
-        if parts is None:
-            return self._batch
-        return self._engine.sample_again(parts, self._step, self._number, self.group)
+        seeds = fewer_seeds(self._batch.mini_batch(), most)
+        if seeds is None:
+            return self._batch.mini_batch()
+        return self._batch.again(seeds, self.group)
 
     def shared(self, value: Any) -> bool:
         return isinstance(value, GroupExchange | Comm)
@@ -183,7 +177,7 @@ class _TrainingSetting:
         blocks = [self._plain_block(i + 1, layer, counts[i], counts[i + 1], shares)
                   for i, layer in enumerate(layers)]
         batch = _Given(blocks, {t: ids[0][t] for t in types}, seeds, dict(seeds), exchange=Alone())
-        batch.to(self._engine.device)
+        batch.to(self._part.device)
         return lambda given: _instead(batch, given)
 
     def _plain_block(self, number: int, layer: PlainLayer, sources: dict[str, int],

@@ -83,7 +83,7 @@ def further_scores(engine: Engine, evaluated: Mapping[str, Any]) -> dict[str, An
 
 def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
     """Counts of the caches in an average epoch, with what they were chosen by on worker 0."""
-    caches = engine.caches
+    caches = engine.part.caches
     if caches is None:
         return {}
     types: dict[str, dict[str, Any]] = {}

@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from dgl_heta.cache.policies import CachePolicy
 from dgl_heta.comm.collectives import CPU, Comm, Traffic, everyone, init_workers, make_comms
 from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
@@ -34,7 +36,7 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training.device import SHARED, choose_device
-from dgl_heta.training.tasks import SPLITS, Step, chosen, resolve, seeds_of, stored_labels
+from dgl_heta.training.tasks import SPLITS, Step, chosen, labels_of, resolve
 from dgl_heta.training.tasks.seed_table import SeedTable
 
 
@@ -77,6 +79,25 @@ class Rows:
     fits: bool
 
 
+class Caches(Protocol):
+    """Caches of input features; see :class:`dgl_heta.training.caches.FeatureCaches`."""
+
+    policy: str
+    capacity: int
+    seconds: float
+    notes: list[str]
+    penalties: dict[str, float]
+
+    def count(self, nodes: Mapping[str, np.ndarray]) -> None:
+        """Count the input nodes of a batch."""
+
+    def reset(self) -> None:
+        """Count from zero."""
+
+    def counted(self) -> dict[str, dict[str, int]]:
+        """Per type what was read, and what of it was cached; all workers call it."""
+
+
 class WorkerPartition:
     """A partition as the worker that trains on it sees it.
 
@@ -86,7 +107,12 @@ class WorkerPartition:
     source : makes batches, ahead of time or not.
     rank, local, device, world, group, sampling, traffic : as of :class:`Workers`.
     static, learnable, precomputed, fits : as of :class:`Rows`.
+    caches : of the rows, where there are any.
+    cache_policy : of caches that are to be made before training.
     """
+
+    caches: Caches | None = None
+    cache_policy: CachePolicy | None = None
 
     def __init__(self, store: Store, plan: Plan, settings: Settings, source: BatchSource,
                  workers: Workers, rows: Rows) -> None:
@@ -96,6 +122,7 @@ class WorkerPartition:
         self.traffic = workers.traffic
         self.static, self.learnable = rows.static, rows.learnable
         self.precomputed, self.fits = rows.precomputed, rows.fits
+        self._labels: dict[str, NodeLabels] = {}
 
     @cached_property
     def _task(self) -> TaskSettings:
@@ -103,23 +130,20 @@ class WorkerPartition:
         return resolve(self.settings.task, known, self.store.schema, self.store.manifest.info)
 
     def labels(self, ntype: str) -> NodeLabels:
-        """The labels of a target type.
+        """The labels of a target type; in a graph with times those of its seeds.
 
         Raises
         ------
         InputError
             It has none, or they are not of the task's kind.
         """
-        return stored_labels(self.store, ntype, self._task)
-
-    @cached_property
-    def seed_tables(self) -> dict[str, SeedTable]:
-        """The task's seeds with times, per target type; none in a graph without."""
-        return seeds_of(self.store, self.plan.targets, self._task)
+        if ntype not in self._labels:
+            self._labels[ntype] = labels_of(self.store, ntype, self._task)
+        return self._labels[ntype]
 
     def split(self, ntype: str, name: str) -> np.ndarray:
         """The nodes of a target type that a mask chooses, ascending, int64: of those that have
-        labels, where there are any.
+        labels, where there are any. In a graph with times the task's seeds, nodes and times (n, 2).
 
         Parameters
         ----------
@@ -130,6 +154,9 @@ class WorkerPartition:
         InputError
             There is no such mask.
         """
+        labels = self.labels(ntype) if self.store.manifest.timed else None
+        if isinstance(labels, SeedTable):
+            return labels.pairs[labels.used(name)]
         if not self.store.has_array(ntype, SPLITS[name]):
             raise InputError(f"node type '{ntype}' has no array '{SPLITS[name]}'; give the ids of "
                              "nodes in place of a split")

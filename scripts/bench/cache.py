@@ -46,7 +46,7 @@ def child(job: dict[str, Any]) -> None:
     engine = build_engine(store, plan, load_settings(None, job["settings"], {}), plugins(),
                     Path(job["scratch"]))
     started = time.perf_counter()
-    caches = attach(engine, plugins(), Path(job["scratch"]) / "profiles")
+    caches = attach(engine, Path(job["scratch"]) / "profiles")
     prepared = time.perf_counter() - started
     if job["evict"]:
         for path in Path(job["partition"]).rglob("*.npy"):

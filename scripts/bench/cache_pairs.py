@@ -85,7 +85,7 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
             settings.append(f"cache.capacity_mb={capacity * size / 1e6}")
             engine = build_engine(store, plan, load_settings(None, settings, {}), plugins(),
                             Path(scratch))
-            attach(engine, plugins(), Path(scratch) / "profiles")
+            attach(engine, Path(scratch) / "profiles")
             engines.append(engine)
         ratios = []
         for epoch in range(args.epochs + 1):
@@ -98,11 +98,11 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
                     chosen = engines[which]
                     with chosen.timed("sample"):
                         batch = chosen.sample(step, (epoch << 20) + number)
-                    chosen.train_step(step, batch)
+                    chosen.train_step(batch)
                     seconds[which] = time.perf_counter() - start
                 if epoch:  # the first compiles and warms up
                     ratios.append(seconds[1] / seconds[0])
-        counted = engines[1].caches.counted() if engines[1].caches else {}
+        counted = engines[1].part.caches.counted() if engines[1].part.caches else {}
     reads_of = sum(c["reads"] for c in counted.values())
     progress(f"{partition.name} {reads} {gate} {learnable} {policy} {capacity:.0%}: "
              f"{statistics.median(ratios):.3f}")

@@ -130,7 +130,7 @@ def measured(store: Store, model: str, chosen: list[str], seconds: float, scratc
     plan = make_plan(store.schema, [task.target], 2, 1)
     reset_peak()
     engine = build_engine(store, plan, settings, plugins, scratch)
-    cached = caches.attach(engine, plugins, None)
+    cached = caches.attach(engine)
     steps = engine.steps("train", 1)
     times: list[float] = []
     stages: list[dict[str, float]] = []

@@ -111,14 +111,14 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
             batch = engine.sample(step, turn)
             inner, whole = stopped(engine)
             started = time.process_time()
-            statistics_of = engine.train_step(step, batch)
+            statistics_of = engine.train_step(batch)
             times[name].append((time.process_time() - started, inner()))
             whole()
             if turn == 0:
                 losses.append(float(statistics_of[0]))
         if plain is not None:
             batch = first.sample(step, turn)
-            of_dgl.append(plain(batch, first.inputs(batch, train=False)))
+            of_dgl.append(plain(batch.mini_batch(), batch.inputs(train=False)))
     if max(losses) - min(losses) > 1e-4 * abs(losses[0]):
         raise SystemExit(f"the kernels' losses differ: {losses}")
     return {"relations": len(store.schema.relations), "rounds": args.rounds,

@@ -28,7 +28,7 @@ from tests.support.graphs import academic
 from tests.support.launching import over_ssh
 from tests.support.ssh_hosts import ADDRESSES, LAUNCHER, SshHosts
 from tests.support.storage import server, storage_port
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 HOSTS = [Host(i, address) for i, address in enumerate(ADDRESSES)]
 SETTINGS = ["train.epochs=1", "model.hidden=8", "train.fanouts=4,4", "train.threads=1",
@@ -196,3 +196,24 @@ def test_each_host_says_what_is_wrong_there(place, partition, disk, tmp_path):
     with pytest.raises(HetaError, match=r"^host0 .*refused; is it up, and is this the port"):
         refused.send(pair[:1])
     assert not (disk / "graph").exists()
+
+
+@over_ssh
+def test_nothing_goes_on_when_staging_is_ended(place, partition, disk, tmp_path):
+    """SIGTERM ends it at once, with the rsync that was sending."""
+    slow = tmp_path / "bin" / "rsync"
+    slow.parent.mkdir()
+    slow.write_text(f"#!/bin/sh\necho $$ > {shlex.quote(str(tmp_path / 'pid'))}\nexec sleep 600\n")
+    slow.chmod(0o755)
+    hosts, cut = place.ssh_hosts(), tmp_path / "hosts.txt"
+    cut.write_text(f"{ADDRESSES[0]}\n{ADDRESSES[1]}\n")
+    staging = subprocess.Popen(
+        [sys.executable, "-m", "dgl_heta", "stage", partition, "--to", disk / "graph", "--hosts",
+         cut, "--ssh-config", hosts.config], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"})
+    told = tmp_path / "pid"
+    assert until(lambda: told.exists() and told.read_text().strip())
+    staging.terminate()
+    _, said = staging.communicate(timeout=PATIENCE)
+    assert staging.returncode == 143, said
+    assert until(lambda: not Path(f"/proc/{told.read_text().strip()}").exists())

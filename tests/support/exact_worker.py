@@ -71,14 +71,13 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
             if steps_of is not None:
                 chosen = NodeStep({t: ids[:steps_of] for t, ids in chosen.nodes.items()})
             batch = engine.sample(chosen, step)
-            outputs = engine.wrapped(batch, engine.inputs(batch, train=True))
+            outputs = engine.distributed(batch)
             loss, _ = engine.loss(outputs, chosen)
             engine.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            engine.wrapped.after_backward()
             for ntype, out in outputs.items():
                 found[f"{step}/{ntype}/logits"] = out.detach().numpy()
-                own = engine.task.seeds(chosen, *engine.part.share(chosen))[ntype]
+                own = batch.seeds[ntype]
                 found[f"{step}/{ntype}/own"] = own if own.ndim == 1 else own @ [1, 1 << 32]
             found[f"{step}/loss"] = np.asarray(float(loss.detach()))
             for name, parameter in engine.model.named_parameters():

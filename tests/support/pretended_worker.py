@@ -151,7 +151,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
         longer = settings.model_copy(update={"train": settings.train.model_copy(
             update={"epochs": epochs})})
         engine = build_engine(store, plan, longer, plugins, run_dir)
-        caches.attach(engine, plugins, run_dir / "profiles")
+        caches.attach(engine, run_dir / "profiles")
         measured = [n for (what, line), n in COUNTS.syncs.items()
                     if what == "Stream.synchronize" and "/penalties.py" in line]
         try:
@@ -162,11 +162,11 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
         if not found or name == ENDED:
             found = {"device": str(engine.device), "source": engine.part.source.name,
                      "proved": engine.proof.proved if engine.proof else 0,
-                     "capacity": engine.caches.capacity if engine.caches else 0,
+                     "capacity": engine.part.caches.capacity if engine.part.caches else 0,
                      "measured": [hardware(engine.device)["device"], sum(measured)],
                      "told": engine.proof.told if engine.proof else None,
-                     "hits": sum(of["hits"] for of in engine.caches.counted().values())
-                     if engine.caches else 0}
+                     "hits": sum(of["hits"] for of in engine.part.caches.counted().values())
+                     if engine.part.caches else 0}
     sampled = settings.task.relation is None  # what links need is predicted layer by layer, on CPUs
     return {**found, "losses": step.losses, "counts": step.counted,
             "seconds": step.seconds, "policy": summary["settings"]["cache"]["policy"],

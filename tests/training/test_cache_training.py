@@ -50,7 +50,7 @@ def engine_of(store: Path, scratch: Path, *more: str) -> Engine:
     opened, chosen = Store(store), settings_of(*more)
     engine = build_engine(opened, make_plan(opened.schema, ["paper"], 2, 1), chosen, Plugins(),
                           scratch)
-    caching.attach(engine, Plugins(), scratch / "profiles")
+    caching.attach(engine, scratch / "profiles")
     return engine
 
 
@@ -83,8 +83,8 @@ def test_training_is_the_same_bit_for_bit(store: Path, tmp_path: Path, policy: s
     assert got.keys() == plain.keys()
     for name, want in plain.items():
         assert torch.equal(got[name], want), name
-    assert engine.caches is not None
-    counted = engine.caches.counted()
+    assert engine.part.caches is not None
+    counted = engine.part.caches.counted()
     held = sum(c["cached_bytes"] for c in counted.values())
     assert held <= capacity * 1e6
     assert (held > 0) == (capacity > 0)
@@ -92,7 +92,7 @@ def test_training_is_the_same_bit_for_bit(store: Path, tmp_path: Path, policy: s
         assert all(c["hits"] == c["reads"] for c in counted.values())
         assert set(counted) == {"paper", "field", "author", "institution"}
     if capacity == 0:
-        assert "cache.capacity_mb is 0" in engine.caches.notes[0]
+        assert "cache.capacity_mb is 0" in engine.part.caches.notes[0]
     assert not list(tmp_path.glob(".table*"))
 
 
@@ -162,9 +162,9 @@ def test_a_profile_of_something_else_is_refused_by_name(store: Path, tmp_path: P
 def test_a_profile_that_cannot_be_stored_is_a_note(store: Path, tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file where the directory would be")
     engine = engine_of(store, tmp_path, "cache.policy=hotness", "cache.gate=false")
-    assert engine.caches is not None
-    assert "could not be stored" in engine.caches.notes[0]
-    assert engine.caches.counted()
+    assert engine.part.caches is not None
+    assert "could not be stored" in engine.part.caches.notes[0]
+    assert engine.part.caches.counted()
 
 
 def test_what_cannot_be_is_said(store: Path, tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_a_third_partys_policy_is_a_function(store: Path, tmp_path: Path, plain:
     profiler = caching.Profiler(engine, None)
     chosen = engine.settings.model_copy(update={"cache": engine.settings.cache.model_copy(
         update={"policy": "theirs", "capacity_mb": 1.0})})
-    engine.settings = chosen
-    engine.caches = caching.FeatureCaches(engine, Policy("theirs", every_other), profiler)
+    engine.part.settings = chosen
+    engine.part.caches = caching.FeatureCaches(engine.part, Policy("theirs", every_other), profiler)
     got = state_after(engine)
     assert all(torch.equal(got[name], want) for name, want in plain.items())
     assert seen["capacity"] == 1_000_000

@@ -64,6 +64,8 @@ for epoch in range(done + 1, given["epochs"] + 1):
     if part.rank == 0:
         print(json.dumps([total.item() / part.world.size / len(train),
                           (right[0] / right[1]).item()]))
+cached = {} if part.caches is None else part.caches.counted()
+assert any(of["hits"] for of in cached.values()) == ("cache.policy=hotness" in given["settings"])
 """
 
 
@@ -115,6 +117,7 @@ def expected(parts: Path) -> list[Any]:
 @pytest.mark.parametrize(("name", "workers", "settings"), [
     ("1", 1, []), ("2", 2, []), ("3", 3, []),
     ("cut", 2, ["train.batches=pipeline"]),  # threads of two loaders, whose workers agree
+    ("2", 2, ["cache.policy=hotness", "cache.capacity_mb=0.01", "cache.gate=false"]),
 ])
 def test_a_loop_of_ones_own_computes_what_the_command_does(
         parts: Path, expected: list[Any], name: str, workers: int, settings: list[str]) -> None:
@@ -369,3 +372,41 @@ def test_what_else_a_loop_does_is_the_same_on_two_workers(parts: Path, tmp_path:
         assert got.count("equal") == got.count([120, 4]) == workers
         norms += [line for line in got if line not in ("equal", [120, 4])]
     assert norms[0] == pytest.approx(norms[1], rel=1e-10)
+
+
+PROVED = """
+import json, os, sys
+import torch
+import dgl_heta
+from dgl_heta.errors import HetaError
+from dgl_heta.models import HGNN, RGATLayer
+from tests.support.proving_worker import AcrossRows
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+found = []
+for layer in (RGATLayer, AcrossRows):
+    model = dgl_heta.distribute(HGNN(part.spec(), layer).double(), part)
+    rows, state = part.row_optimizer(), torch.get_rng_state()
+    try:
+        for batch in part.loader("train", [3, 3], batch_size=12, shuffle=False):
+            model(batch)["paper"].sum().backward()
+            rows.step()
+        found.append(None if model.proof is None else [model.proof.proved, model.proof.told])
+    except HetaError as error:
+        found.append(str(error))
+if part.rank == 0:
+    print(json.dumps(found))
+"""
+
+
+def test_steps_of_a_loop_are_proved(parts: Path) -> None:
+    """A model that mixes rows computes something else on two workers, and a loop says so."""
+    (alone,) = scores(PROVED, parts / "1", 1)
+    assert alone == [None, None]
+    ((proved, told), wrong), = scores(PROVED, parts / "2", 2)
+    assert proved >= 2
+    assert told is None
+    assert "HGNN does not compute with RAF what it computes the plain way" in wrong
+    (off,) = scores(PROVED, parts / "2", 2, "run.prove=off")
+    assert off == [[0, None], [0, None]]

@@ -112,4 +112,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     use_kernel(registry.get("aggregation kernel", train.kernel))
     met = join(plan, chosen)
     source = batch_source(registry, train.batches, plan, met.device)
-    return Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met))
+    part = Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met))
+    part.cache_policy = registry.get("cache policy",
+                                     chosen.cache.policy_on(met.device.type == "cuda"))
+    return part

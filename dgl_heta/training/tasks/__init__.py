@@ -16,14 +16,13 @@ from dgl_heta.training.tasks.node import (
     NodePrediction,
     NodeStep,
     chosen,
+    labels_of,
     node_steps,
-    seeds_of,
-    stored_labels,
 )
 from dgl_heta.training.tasks.task import SPLITS, Step, TrainingTask
 
 __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
-           "chosen", "make_task", "node_steps", "resolve", "seeds_of", "stored_labels"]
+           "chosen", "labels_of", "make_task", "node_steps", "resolve"]
 
 
 def resolve(task: TaskSettings, known: Task | None, schema: Schema,

@@ -65,7 +65,7 @@ class NodePrediction:
     """Classification (single or multi label) or regression of nodes of one or several types.
 
     Nodes of a mask that have no label, and entries of those that have some, count in no loss and
-    no score. In a graph with times, what a step has are rows of a :class:`SeedTable`.
+    no score.
     """
 
     held_out = None
@@ -74,15 +74,13 @@ class NodePrediction:
         self.targets = tuple(task.targets or ())
         self._seed, self._store = seed, store
         self.notes: list[str] = []
-        self._seeds = seeds_of(store, self.targets, task)
-        self._labels = ({t: seeds.labels for t, seeds in self._seeds.items() if seeds.labels}
-                        or {t: stored_labels(store, t, task) for t in self.targets})
+        self._labels = {t: labels_of(store, t, task) for t in self.targets}
         self._heads = {t: _HEADS[labels.kind](labels.outputs) for t, labels in self._labels.items()}
         self.outputs = {t: labels.outputs for t, labels in self._labels.items()}
         self.metric = next(iter(self._heads.values())).metric
         for ntype, labels in self._labels.items():
             masks = {name: store.array(ntype, name) for name in MASKS
-                     if store.has_array(ntype, name) and ntype not in self._seeds}
+                     if store.has_array(ntype, name) and not isinstance(labels, SeedTable)}
             for name, mask in masks.items():
                 labels.check(chosen(mask), name)
             self.notes += [
@@ -104,19 +102,12 @@ class NodePrediction:
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         ids = {t: self._nodes(t, split) for t in self.targets}
         if owned is not None:
-            if self._seeds:
-                raise InputError("the graph has times, so seeds are no nodes that workers could "
-                                 "own; use train.wrapper = raf")
+            self._store.check_untimed("workers that own seeds (train.wrapper) go")
             ids = {t: np.array(owned(nodes)) for t, nodes in ids.items()}
         return node_steps(ids, size, (self._seed, epoch) if split == "train" else None,
                           owned is not None)
 
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
-        return {t: self._seeds[t].pairs(rows) if t in self._seeds else rows
-                for t, rows in self._rows(step, worker, workers).items()}
-
-    def _rows(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
-        """A worker's share of what labels are of: nodes, or rows of a table."""
         assert isinstance(step, NodeStep)
         return {t: share_of(nodes, worker, workers) for t, nodes in step.nodes.items()}
 
@@ -127,7 +118,7 @@ class NodePrediction:
              ) -> tuple[Tensor, Tensor]:
         assert isinstance(step, NodeStep)
         total, statistics = torch.zeros(()), []  # moved to a GPU by what is added
-        for ntype, ids in self._rows(step, worker, workers).items():
+        for ntype, ids in self.seeds(step, worker, workers).items():
             head, labels = self._heads[ntype], self._labels[ntype]
             values = labels.rows(ids)
             summed, counts = head.loss(outputs[ntype], values)
@@ -152,25 +143,30 @@ class NodePrediction:
 
     def observe(self, tallies: Mapping[str, Any], outputs: Mapping[str, Tensor], step: Step,
                 worker: int, workers: int) -> None:
-        for ntype, ids in self._rows(step, worker, workers).items():
+        for ntype, ids in self.seeds(step, worker, workers).items():
             tallies[ntype].add(outputs[ntype].detach(), self._labels[ntype].rows(ids))
 
     def _nodes(self, ntype: str, split: str) -> np.ndarray:
-        """The nodes of a split that have a label, or rows of a table, ascending."""
-        if ntype in self._seeds:
-            return self._seeds[ntype].rows(split)
-        name = SPLITS[split]
+        """The nodes of a split that have a label, ascending; of a table nodes and times."""
+        name, labels = SPLITS[split], self._labels[ntype]
+        if isinstance(labels, SeedTable):
+            return labels.pairs[labels.used(split)]
         if not self._store.has_array(ntype, name):
             return np.empty(0, np.int64)
-        return self._labels[ntype].labelled(chosen(self._store.array(ntype, name)))
+        return labels.labelled(chosen(self._store.array(ntype, name)))
 
 
-def seeds_of(store: Store, targets: Iterable[str], task: TaskSettings) -> dict[str, SeedTable]:
-    """The seeds of a task's targets in a graph with times; none in other graphs."""
-    if not store.manifest.timed:
-        return {}
-    return {t: seed_table(store, t, task, None if task.table else stored_labels(store, t, task))
-            for t in targets}
+def labels_of(store: Store, ntype: str, task: TaskSettings) -> NodeLabels:
+    """The labels of a task's target: of nodes, or in a graph with times of nodes at times.
+
+    Raises
+    ------
+    InputError
+        As :func:`stored_labels` and :func:`seed_table`.
+    """
+    own = None if task.table is not None else stored_labels(store, ntype, task)
+    return own if own is not None and not store.manifest.timed else seed_table(
+        store, ntype, task, own)
 
 
 def stored_labels(store: Store, ntype: str, task: TaskSettings) -> NodeLabels:

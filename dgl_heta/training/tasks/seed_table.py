@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,30 +26,46 @@ _ENDINGS = (".parquet", ".csv", ".arrow", ".feather")
 
 
 @dataclass(frozen=True)
-class SeedTable:
-    """Nodes of a type, each at a time; the same node at any number of times.
+class SeedTable(NodeLabels):
+    """Labels of nodes at times, a row of the array for each; a node at any number of times.
 
-    Attributes
+    Parameters
     ----------
-    nodes, times : int64 (rows,).
-    labels : of the rows; None where only nodes and times are known.
+    pairs : nodes and times, int64 (rows, 2), each once.
     part : int8 (rows,), 0, 1 or 2 for rows of training, validation and test, -1 for none of them.
     """
 
-    nodes: np.ndarray
-    times: np.ndarray
-    labels: NodeLabels | None = None
-    part: np.ndarray | None = None
+    pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
 
-    def pairs(self, rows: np.ndarray) -> np.ndarray:
-        """Nodes and times of some rows, int64 (rows, 2), as samplers take them."""
-        return np.stack([self.nodes[rows], self.times[rows]], 1)
+    def used(self, split: str) -> np.ndarray:
+        """The rows of a split that have a label, ascending."""
+        return self.labelled(np.flatnonzero(self.part == WORDS.index(split)))
 
-    def rows(self, split: str) -> np.ndarray:
-        """The rows of a split that have a label, ascending, int64."""
-        assert self.part is not None
-        assert self.labels is not None
-        return self.labels.labelled(np.flatnonzero(self.part == WORDS.index(split)))
+    @cached_property
+    def _order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All times, the keys of pairs, ascending, and their rows."""
+        times = np.unique(self.pairs[:, 1])
+        keys = self.pairs[:, 0] * len(times) + np.searchsorted(times, self.pairs[:, 1])
+        rows = np.argsort(keys, kind="stable")
+        return times, keys[rows], rows
+
+    def rows(self, pairs: np.ndarray, where: str = "a batch") -> np.ndarray:
+        """The labels of some pairs, as :class:`NodeLabels` has them of nodes.
+
+        Raises
+        ------
+        InputError
+            The table has no label of one.
+        """
+        times, keys, rows = self._order
+        places = np.minimum(np.searchsorted(keys, pairs[:, 0] * len(times) + np.searchsorted(
+            times, pairs[:, 1])), len(keys) - 1)
+        if len(wrong := np.flatnonzero((self.pairs[rows[places]] != pairs).any(1))):
+            node, time = pairs[wrong[0]]
+            raise InputError(f"{self.what} is of no seed {node} at {said(time)}, so it has no "
+                             "label; take a split of the task")
+        return super().rows(rows[places], where)
 
 
 def read_instant(text: str, name: str) -> int:
@@ -134,7 +151,8 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
         part = _part(table)
     part = _by_time(part, times, task, table)
     assert labels is not None
-    seeds = SeedTable(nodes, times, labels, part)
+    seeds = SeedTable(labels.array, labels.kind, labels.classes, labels.unlabelled, labels.what,
+                      np.stack([nodes, times], 1), part)
     _check(seeds, rows, store, ntype,
            (lambda row: f"node {row} of '{ntype}'") if table is None else table.at)
     return seeds
@@ -198,10 +216,9 @@ def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
 def _check(seeds: SeedTable, rows: np.ndarray | None, store: Store, ntype: str,
            name: Callable[[int], str]) -> None:
     """Refuse seeds that a model must not be asked for; `name` says which a row is."""
-    assert seeds.labels is not None
-    used = np.concatenate([seeds.rows(word) for word in WORDS])
-    seeds.labels.check(used, "a split")
-    nodes, times = seeds.nodes[used], seeds.times[used]
+    used = np.concatenate([seeds.used(word) for word in WORDS])
+    seeds.check(used, "a split")
+    nodes, times = seeds.pairs[used].T
     order = np.lexsort((times, nodes))
     again = (np.diff(nodes[order]) == 0) & (np.diff(times[order]) == 0)
     if again.any():
@@ -221,4 +238,4 @@ def _check(seeds: SeedTable, rows: np.ndarray | None, store: Store, ntype: str,
     if first is not None:
         refuse(times < first, f"before all data, which begin at {said(first)}")
     if rows is not None:
-        check_rows(np.stack([nodes, times], 1), rows, ntype)
+        check_rows(seeds.pairs[used], rows, ntype)

@@ -66,7 +66,7 @@ def engine_of(store: Path, plugins: Plugins, scratch: Path, source: str, *more: 
     targets = ["author", "paper"] if settings.task.kind == "link" else ["paper"]
     engine = build_engine(opened, make_plan(opened.schema, targets, 2, 1), settings, chosen,
                           scratch)
-    caching.attach(engine, chosen, scratch / "profiles")
+    caching.attach(engine, scratch / "profiles")
     return engine
 
 
@@ -78,7 +78,7 @@ def computed(engine: Engine) -> Computed:
         values += [step.tolist()
                    for step in engine.train(engine.steps("train", epoch), epoch << 20)]
         values += [engine.evaluate("val"), engine.evaluate("test")]
-        values.append(engine.caches.counted() if engine.caches else None)
+        values.append(engine.part.caches.counted() if engine.part.caches else None)
     return [*values, *(p.tolist() for p in engine.model.parameters()),
             *(rows.tolist() for _, rows in engine.learnable.shards().values())]
 

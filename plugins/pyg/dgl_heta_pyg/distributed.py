@@ -26,7 +26,7 @@ class DistributedPyG(DistributedModel):
 
     def __init__(self, module: nn.Module, part: Partition) -> None:
         merging = Merging(module, part.group) if part.group.size > 1 else None
-        super().__init__(module, part, merging or module)
+        super().__init__(module, part, merged=merging or module)
         self._merging = [merging]  # in a list: parameters of it are those of `module`
         self._rows = rows_of(part)
         self._backward.actions.append(self._backward_came)

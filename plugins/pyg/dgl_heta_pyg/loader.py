@@ -95,7 +95,7 @@ class NeighborLoader(Loader):
                 "give drop_last=True, or another batch_size")
 
     def sampler(self, fanouts: Sequence[int], seed: int, apart: Any) -> Any:
-        part = self._part
+        part = self.part
         sampler = part.sampler(fanouts, seed=seed, apart=apart, seed_states=False)
         return HopSampler(sampler, part.store.schema, _edge_ids(part.store, part.plan, part.rank))
 
@@ -106,10 +106,10 @@ class NeighborLoader(Loader):
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__()
 
-    def _pass(self, steps: Any, first: int) -> Iterator[Any]:
+    def _pass(self, steps: Any, first: int, epoch: int) -> Iterator[Any]:
         if self._drop:
             steps = steps[:len(self)]
-        passing: Any = super()._pass(steps, first)
+        passing: Any = super()._pass(steps, first, epoch)
         with contextlib.closing(passing) as batches:
             for step in batches:
                 yield self._batch(step)

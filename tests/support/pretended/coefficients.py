@@ -112,7 +112,7 @@ def counted(store: Store, model: str, kernel: str, moved: Moved) -> dict[str, in
         held, moved.bytes, moved.most = moved.live, 0, moved.live
         step = steps[number % len(steps)]
         batch = engine.sample(step, number)
-        engine.train_step(step, batch)
+        engine.train_step(batch)
     if COUNTS.problems:
         raise SystemExit(f"the pretended device refused: {COUNTS.problems}")
     row, run = 4 * engine.settings.model.hidden, [(block, part) for block in batch.blocks

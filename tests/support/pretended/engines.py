@@ -37,7 +37,7 @@ def engine_of(store: Store, *settings: str, plan: Plan | None = None,
                                   *settings], {})
     plugins = Plugins().configured(chosen)
     engine = build_engine(store, plan, chosen, plugins, scratch)
-    attach(engine, plugins, None)
+    attach(engine)
     engine.start_epoch(1)
     return engine
 

@@ -108,7 +108,7 @@ def of_step(engine: Engine) -> dict[str, Any]:
     for number, step in enumerate(engine.steps("train", 1)[:2]):
         found["inner"] = 0, 0
         COUNTS.clear()
-        engine.train_step(step, engine.sample(step, number))
+        engine.train_step(engine.sample(step, number))
     found["step"] = COUNTS.kernels.total(), COUNTS.syncs.total()
     return {**found, "problems": [" | ".join(key) for key in COUNTS.problems]}
 

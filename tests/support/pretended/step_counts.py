@@ -48,13 +48,13 @@ def _train(args: argparse.Namespace, scratch: Path) -> None:
                        scratch=scratch)
     read: Counter[str] = Counter()
     spent: Counter[str] = Counter()
-    inputs = engine.inputs
+    rows = engine.loading.rows
 
     def counted(batch: MiniBatch, train: bool) -> dict[str, Tensor]:
         read.update({t: len(ids) for t, ids in batch.input_nodes.items()})
-        return inputs(batch, train)
+        return rows(batch, train)
 
-    engine.inputs = counted  # type: ignore[method-assign]
+    engine.loading.rows = counted  # type: ignore[method-assign]
     for of, name in ((engine.static, "read"), (engine.learnable, "read"),
                      (engine.learnable, "update"), (engine.loading, "sampled"),
                      (engine, "train_step")):
