@@ -66,7 +66,7 @@ def make(directory: Path) -> None:
         columns = ", ".join(f'"{column}" {kinds[column]}' for column in table.columns)
         script += f"CREATE TABLE {name} ({columns}, {', '.join(keys)});"
     script += "CREATE INDEX played ON batting (player, season);"
-    settings = "".join(f"[plugins.relational.tables.{name}]\ntime = \"season\"\n"
+    settings = "".join(f"[plugins.relational.tables.{name}]\ntime = \"season\"\nfeatures = {{season = \"date\"}}\n"
                        for name in ("team", *FILES))
     write(directory, script, tables, "[plugins.relational]\nseeds = \"{seeds}\"\n" + settings
           + "[task]\ntargets = [\"player\"]\ntable = \"{seeds}\"\n")

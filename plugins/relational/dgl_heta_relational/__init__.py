@@ -57,10 +57,12 @@ class Relational(Reader):
         """The database, and what is said of it."""
         if isinstance(path, str):
             if path.startswith("duckdb:"):
-                from dgl_heta_relational.duck import DuckDatabase as Opened
-            else:
-                from dgl_heta_relational.sql import SqlDatabase as Opened
-            return Opened(path, self.settings), self.settings
+                from dgl_heta_relational.duck import DuckDatabase
+
+                return DuckDatabase(path, self.settings), self.settings
+            from dgl_heta_relational.sql import SqlDatabase
+
+            return SqlDatabase(path, self.settings), self.settings
         from dgl_heta_relational.parquet import ParquetDirectory
 
         directory = ParquetDirectory(path)

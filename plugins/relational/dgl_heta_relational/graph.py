@@ -111,7 +111,7 @@ class _Reading:
         self._label, self._scratch, self._names = label, scratch, itertools.count()
         self._read: dict[str, _Read] = {}
         self._notes: list[str] = []
-        tables = layout.nodes | layout.links
+        tables = {**layout.nodes, **layout.links}
         self._sizes = {name: database.counts(table, ())[0] for name, table in tables.items()}
         keys = {self._key_of(key) for table in tables.values() for key in table.foreign}
         keys |= {Key(name, table.key) for name, table in layout.nodes.items() if table.key}
@@ -152,11 +152,11 @@ class _Reading:
             raise HetaError(f"table '{table.name}' of {self._database.where} changed while it was "
                             f"read: it has {read.count:,} rows, and had "
                             f"{self._sizes[table.name]:,}; read it when nothing writes to it")
-        for key in own:
-            if (pair := self._shards[key].repeated()) is not None:
+        for named in own:
+            if (pair := self._shards[named].repeated()) is not None:
                 raise InputError(f"table '{table.name}' of {self._database.where} has two rows "
-                                 f"whose key ({', '.join(key.columns)}) is '{pair[2]}'; every row "
-                                 "needs a key of its own")
+                                 f"whose key ({', '.join(named.columns)}) is '{pair[2]}'; every "
+                                 "row needs a key of its own")
 
     def source(self, until: int | None) -> GraphSource:
         """The graph of what was read; `until` is the time where training ends, if seeds say it."""
