@@ -77,7 +77,8 @@ class ParquetDirectory(Database):
         values = read_toml(file, "keys")
         given = said.model_dump(exclude_unset=True)
         tables = {**values.pop("tables", {}), **given.pop("tables", {})}
-        read: Any = read_section(RelationalSettings, {**values, **given, "tables": tables}, str(file))
+        read: Any = read_section(
+            RelationalSettings, {**values, **given, "tables": tables}, str(file))
         settings: RelationalSettings = read
         return settings
 
