@@ -20,7 +20,7 @@ from relational import main, scores, write
 
 VAL, TEST = "1990-01-01", "2005-01-01"
 LAST = "2023-12-31"
-SET = ("train.epochs=10", "train.latest=true", "train.fanouts=10,10", "train.lr=0.003",
+SET = ("train.epochs=3", "train.latest=true", "train.fanouts=10,10", "train.lr=0.003",
        "model.dropout=0.3")
 QUERY = f"""
 SELECT DISTINCT now.player AS id, now.season AS time, EXISTS (SELECT 1 FROM batting AS later WHERE
@@ -69,7 +69,6 @@ def make(directory: Path) -> None:
         script += f"CREATE TABLE {name} ({columns}, {', '.join(keys)});"
     script += "CREATE INDEX played ON batting (player, season);"
     settings = "".join(f"[plugins.relational.tables.{name}]\ntime = \"season\"\n"
-                       "features = {{season = \"date\"}}\n"
                        for name in ("team", *FILES))
     write(directory, script, tables, "[plugins.relational]\nseeds = \"{seeds}\"\n" + settings
           + "[task]\ntargets = [\"player\"]\ntable = \"{seeds}\"\n")
