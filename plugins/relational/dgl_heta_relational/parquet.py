@@ -77,9 +77,9 @@ class ParquetDirectory(Database):
         values = read_toml(file, "keys")
         given = said.model_dump(exclude_unset=True)
         tables = {**values.pop("tables", {}), **given.pop("tables", {})}
-        settings = read_section(
+        read: Any = read_section(
             RelationalSettings, {**values, **given, "tables": tables}, str(file))
-        assert isinstance(settings, RelationalSettings)
+        settings: RelationalSettings = read
         return settings
 
     def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:

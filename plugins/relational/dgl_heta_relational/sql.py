@@ -110,8 +110,8 @@ class SqlDatabase(Database):
         if wrong := [name for name in schemas if name not in look.get_schema_names()]:
             raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
                              f"does not have; schemas: {', '.join(look.get_schema_names())}")
-        wanted: Sequence[str | None] = [*schemas] or [None]
-        for schema in wanted:
+        wanted: list[str | None] = [*schemas]
+        for schema in wanted or [None]:
             for is_view, names in ((False, look.get_table_names(schema)),
                                    (True, look.get_view_names(schema))):
                 for name in names:
