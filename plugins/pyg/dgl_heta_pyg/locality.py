@@ -1,8 +1,7 @@
 """Whether a model takes rows of a batch together, other than along edges.
 
-No worker has all rows of a batch, so a mean over them would be another number on each. Modules that
-are known to do so are refused by name; this finds the rest: to every node type a row is added that
-no edge leads from or to, and the other rows must stay what they were.
+Modules that are known to do so are refused by name or merged; this finds the rest: to every node
+type a row is added that no edge leads from or to, and the other rows must stay what they were.
 """
 
 from __future__ import annotations
@@ -45,15 +44,14 @@ def check_local(call: Callable[[Any, Any], Any], module: nn.Module, hops: Hops, 
         if not group.all_reduce(torch.tensor([differ]), "max", "control").item():
             return
         again = call(*_copied((args, kwargs)))  # it may draw random numbers when it evaluates, too
-    random = torch.tensor([float(not _same(before, again))])
-    if group.all_reduce(random, "max", "control").item():
-        log.warning("%s returns other rows each time, in evaluation, too, so that nobody checked "
-                    "whether it takes the nodes of a batch together", type(module).__name__)
-        return
-    raise HetaError(f"{type(module).__name__} takes the nodes of a batch together, of which no "
-                    "worker has all (a mean, a softmax or a normalisation over rows): rows change "
-                    "with one that no edge leads to; compute each row from its own edges, or use "
-                    "one worker (--parts 1)")
+    random, name = torch.tensor([float(not _same(before, again))]), type(module).__name__
+    if not group.all_reduce(random, "max", "control").item():
+        raise HetaError(f"{name} takes the nodes of a batch together, of which no worker has all "
+                        "(a mean, a softmax or a normalisation over rows): rows change with one "
+                        "that no edge leads to; compute each row from its own edges, or use one "
+                        "worker (--parts 1)")
+    log.warning("%s returns other rows each time, in evaluation, too, so that nobody checked "
+                "whether it takes the nodes of a batch together", name)
 
 
 def _with_row(value: Any, counts: dict[str, int], types: list[str]) -> Any:
