@@ -68,8 +68,8 @@ def test_copies_train_and_gradients_of_one_worker_are_refused(tmp_path: Path) ->
     write_partition(store, make_plan(store.schema, ["paper"], 2, 2), tmp_path / "part")
     (tmp_path / "loop.py").write_text(LOOP)
     done = subprocess.run(
-        [warm.python("torch"), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(tmp_path / "loop.py"), str(tmp_path / "part")],
+        [warm.python("torch"), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+         "2", str(tmp_path / "loop.py"), str(tmp_path / "part")],
         capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert not done.returncode, done.stderr[:6000]
     said = json.loads(done.stdout.splitlines()[-1])

@@ -147,8 +147,8 @@ class Merging(nn.Module):
         ntype, *others = of
         ends = [*accumulate(self.hops.num_nodes[ntype])]  # a type's rows may be trimmed
         if not others and rows not in (*ends, ends[-1] + 1):
-            raise HetaError(f"what averages nodes of '{ntype}' was given {rows} rows, of which the "
-                            f"batch has {ends[-1]}; name a BatchNorm after the type of its rows")
+            raise HetaError(f"what averages nodes of '{ntype}' was given other rows than the batch "
+                            "has of them; name a BatchNorm after the type of its rows")
         if not self.hops.once:
             self.hops.find_once(self._group)
         masks = [self.hops.once[t][:count if count >= 0 else None] for t, count in of.items()]
