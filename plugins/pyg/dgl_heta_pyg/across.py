@@ -34,8 +34,7 @@ from dgl_heta_pyg.relation_edges import edges_in, opened
 if TYPE_CHECKING:
     from dgl_heta_pyg.merging import Merging
 
-RUNNING: list[Merging] = []
-"""The models whose forward pass is under way; the last one is the innermost."""
+RUNNING: list[Merging] = []  # models whose forward pass is under way, the innermost last
 
 
 def across(module: nn.Module, **known: Any) -> bool:
@@ -87,15 +86,15 @@ class _OneRelation(nn.Module):
                              "or use HeteroConv, to_hetero, HGTConv, HANConv, RGCNConv or "
                              "RGATConv, or one worker (--parts 1)")
         out = super().forward(*args, **kwargs)
-        if not RUNNING or _rows(self, out) is None:
-            return out
-        return RUNNING[-1].partial(cast(Relation, relations.pop()), out)
+        whole = not RUNNING or _rows(self, out) is None
+        return out if whole else RUNNING[-1].partial(cast(Relation, relations.pop()), out)
 
 
 class _Convolution(nn.Module):
     """A convolution of several relations at once. Its destinations stand one type after the other,
     `rows` of each."""
 
+    aggrs: tuple[str, ...] = ("add", "sum")  # those that can be merged
     rows: dict[str, int]
     weights: Tensor | None  # (rows, heads): what the result is to be divided by
 
@@ -106,6 +105,9 @@ class _Convolution(nn.Module):
             return super().forward(*args, **kwargs)
         if not given:
             raise InputError(f"{type(self).__name__} was given no edges of the batch")
+        if self.aggr not in self.aggrs:
+            raise InputError(f"{type(self).__name__} of aggr={self.aggr!r} cannot be merged over "
+                             f"workers; use {' or '.join(self.aggrs)}, or one worker (--parts 1)")
         rows = {t: len(nodes) for t, nodes in given[0].hops.nodes.items()}
         one = given[0].relation
         self.__dict__.update(weights=None, rows=rows if one is None else {one.dst: rows[one.dst]})
@@ -120,10 +122,9 @@ class _Adding(_Convolution):
     """RGCNConv (Schlichtkrull et al. 2018, Eq. 2): a term of the row itself, and a sum over
     relations, each of which is averaged, or the like, over edges that one worker has."""
 
-    aggr: Any
+    aggrs = ("add", "sum", "mean", "max")
 
     def merged(self, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:  # type: ignore[override]
-        _check_aggr(self, "add", "sum", "mean", "max")
         alone = super().merged(x, edge_index[:, :0], edge_type[:0])
         every = super().merged(x, edge_index, edge_type)
         return alone + RUNNING[-1].reduced(every - alone, self.rows, "sum")
@@ -134,10 +135,7 @@ class _Attending(_Convolution):
     softmax: of the scores the maxima are merged first, and then the sums of exp(s - max) and of the
     messages weighted by it."""
 
-    aggr: Any
-
     def merged(self, *args: Any, **kwargs: Any) -> Any:
-        _check_aggr(self, "add", "sum")
         if isinstance(self, HGTConv):  # in the order in which it puts the types' rows together
             x_dict = kwargs.get("x_dict", args[0] if args else {})
             self.__dict__["rows"] = {t: len(x_dict[t]) for t in self.kqv_lin.lins if t in x_dict}
@@ -234,8 +232,7 @@ class _Batch(nn.modules.batchnorm._BatchNorm):
         variance, _ = merging.mean(centred ** 2, once)
         if self.training and self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
-                assert self.num_batches_tracked is not None
-                self.num_batches_tracked.add_(1)
+                self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
                 pace = (1 / float(self.num_batches_tracked) if self.momentum is None
                         else self.momentum) * bool(count)
                 unbiased = variance * (count / (count - 1).clamp(min=1))
@@ -267,12 +264,6 @@ class _HeteroBatch(HeteroBatchNorm):
 
     def mean_var(self, *args: Any, **kwargs: Any) -> Any:
         return self.moments if RUNNING else self._modules["mean_var"](*args, **kwargs)  # type: ignore[misc]
-
-
-def _check_aggr(conv: Any, *known: str) -> None:
-    if conv.aggr not in known:
-        raise InputError(f"{type(conv).__name__} of aggr={conv.aggr!r} cannot be merged over "
-                         f"workers; use {' or '.join(known)}, or one worker (--parts 1)")
 
 
 _KINDS: dict[type, type] = {

@@ -28,7 +28,6 @@ class PartitionData:
         self.edge_types = [(r.src, r.etype, r.dst) for r in part.schema.relations]
 
     def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Node types and edge types, which many of PyG's modules are made from."""
         return self.node_types, self.edge_types
 
     def __getitem__(self, ntype: str) -> _Nodes:
@@ -62,7 +61,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
 
 
 def part_of(data: Any) -> Partition:
-    """The partition that a loader or a model is given; an InputError if it is something else."""
+    """The partition that is given; an InputError if it is something else."""
     part = data.part if isinstance(data, PartitionData) else data
     if not isinstance(part, Partition):
         raise InputError(f"a partition is needed, not {type(data).__name__}; write one of it "

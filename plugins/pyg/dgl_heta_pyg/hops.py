@@ -1,10 +1,9 @@
 """A sampled neighbourhood as one graph, hop by hop, as PyG's loaders have it.
 
-dgl-heta samples a block for each layer. Here they become one graph: hop 0 are the seeds, hop h + 1
-are the sources of the edges into hop h. A node that is reached over paths of several lengths has a
-row in each of these hops, with in-edges of its own. So what a row is computed from follows from its
-node and its hop alone, whatever else a worker has sampled: rows below the seeds are whole on every
-worker that has them, whatever the number of layers, and only seeds are merged.
+The blocks of layers become one graph: hop 0 are the seeds, hop h + 1 are the sources of the edges
+into hop h. A node that is reached over paths of several lengths has a row in each of these hops,
+with in-edges of its own. So what a row is computed from follows from its node and its hop alone,
+and rows below the seeds are whole on every worker that has them: only seeds are merged.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class LinkNeighborLoader(NeighborLoader):
     data, num_neighbors, batch_size, shuffle, drop_last, seed, others : as of
         :class:`NeighborLoader`; batch_size counts links, shuffle is by default False.
     edge_label_index : `(edge_type, (2, links) ids)`, or an edge type, for all of its edges.
-    edge_label : (links, …).
+    edge_label : (links, …) numbers.
     neg_sampling : "binary" for random pairs, "triplet" for random destinations, or PyG's
         `NegativeSampling` without weights; negatives are drawn from `seed`, the epoch and the step.
     neg_sampling_ratio : random pairs for each link.
@@ -61,9 +61,9 @@ class LinkNeighborLoader(NeighborLoader):
             raise InputError("neg_sampling has weights, unknown on a partition; leave them out")
         self._type, self._links = _links(part, edge_label_index)
         self._label = edge_label
-        if edge_label is not None and len(edge_label) != self._links.shape[1]:
-            raise InputError(f"edge_label has {len(edge_label)} rows for {self._links.shape[1]} "
-                             "links; give one for each")
+        if edge_label is not None and len(edge_label) != len(self._links.T):
+            raise InputError(f"edge_label has {len(edge_label)} rows, and there are "
+                             f"{len(self._links.T)} links")
         super().__init__(part, num_neighbors, {}, batch_size, shuffle, drop_last, seed, **others)
 
     def asked(self) -> dict[str, np.ndarray]:
@@ -139,20 +139,18 @@ def _own(rows: np.ndarray, worker: int, workers: int) -> np.ndarray:
 
 def _links(part: Partition, given: Any) -> tuple[Any, np.ndarray]:
     """An edge type, and ends of links of it, (2, links) int64."""
-    if isinstance(given, str) or len(given) != 2:
-        given = given, None
-    relation = part.schema.find_relation(given[0])
+    name, given = given if len(given) == 2 else (given, None)
+    relation = part.schema.find_relation(name)
     for ntype in (relation.src, relation.dst):
         if ntype not in part.targets:
             raise InputError(f"links of '{relation}' have ends of '{ntype}', which is no target of "
                              f"the partition; make it with --target {relation.src} --target "
                              f"{relation.dst}")
-    if given[1] is None:
+    if given is None:
         csc = part.store.relation(relation)
-        every = np.arange(len(csc.indices))
-        return relation, np.stack([np.asarray(csc.indices, np.int64),
-                                   np.searchsorted(csc.indptr, every, side="right") - 1])
-    ends = np.asarray(torch.as_tensor(given[1]).cpu())
+        given = np.stack([np.asarray(csc.indices, np.int64), np.repeat(
+            np.arange(len(csc.indptr) - 1), np.diff(csc.indptr))])
+    ends = np.asarray(torch.as_tensor(given).cpu())
     if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
         raise InputError(f"edge_label_index of '{relation}' is {ends.dtype}{list(ends.shape)}; "
                          "give the ends of links, whole numbers (2, links)")

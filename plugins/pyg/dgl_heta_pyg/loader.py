@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NumNeighbors
 
-from dgl_heta import InputError, Partition, Relation
+from dgl_heta import InputError, Partition
 from dgl_heta.tools import Loader, listing
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.hops import Hops, HopSampler
@@ -194,20 +193,11 @@ def _seeds(part: Partition, input_nodes: Any) -> Any:
 
 def _fanouts(part: Partition, num_neighbors: Any) -> list[Any]:
     """What is sampled for each layer, input side first: a number, or one for each relation."""
-    if not isinstance(num_neighbors, Mapping | NumNeighbors):
+    if not isinstance(num_neighbors, Mapping):
         return [*num_neighbors][::-1]
-    if isinstance(num_neighbors, Mapping):
-        num_neighbors = NumNeighbors({tuple(part.schema.find_relation(name)): of
-                                      for name, of in num_neighbors.items()})
-    try:
-        given = num_neighbors.get_values([tuple(r) for r in part.schema.relations])
-    except ValueError as error:
-        raise InputError(f"num_neighbors: {error}") from error
-    if isinstance(given, list):
-        return given[::-1]
-    of = {Relation(*name): [*map(int, numbers)] for name, numbers in given.items()}
-    if uneven := [r for r, numbers in of.items() if len(numbers) != part.plan.hops]:
-        raise InputError(f"num_neighbors has {of[uneven[0]]} for '{uneven[0]}' and a partition of "
-                         f"{part.plan.hops} hops; give a number for each hop")
-    return [{r: numbers[hop] for r, numbers in of.items()}
-            for hop in reversed(range(part.plan.hops))]
+    hops = range(part.plan.hops)
+    given = {part.schema.find_relation(name): [*of] for name, of in num_neighbors.items()}
+    if wrong := [r for r in part.schema.relations if len(given.get(r, ())) != len(hops)]:
+        raise InputError(f"num_neighbors has {given.get(wrong[0])} for '{wrong[0]}'; give a number "
+                         f"for each of {len(hops)} hops, for each edge type")
+    return [{r: of[hop] for r, of in given.items()} for hop in reversed(hops)]

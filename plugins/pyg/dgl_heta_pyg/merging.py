@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Merging(nn.Module):
         self.exchange = GroupExchange(group)
         self.hops: Any = None  # the graph of the batch, in a forward pass
         self._merged, self._passes, self._agree = 0, [0, 0], False
-        convs = [*_outermost(module)]
+        convs = _outermost(module)
         inside = {id(part) for conv in convs for part in conv.modules()}
         for part in module.modules():
             if part in convs or isinstance(part, HeteroConv):
@@ -138,6 +139,11 @@ class Merging(nn.Module):
         """Which of the leading rows of node types, `of` how many of each (-1: all), one type after
         the other, count where each node of a hop is to count once over all workers: bool (rows,).
         """
+        ntype, *others = of
+        ends = [*accumulate(self.hops.num_nodes[ntype])]  # a type's rows may be trimmed
+        if not others and rows not in (*ends, ends[-1] + 1):
+            raise HetaError(f"what averages nodes of '{ntype}' was given other rows than the batch "
+                            "has of them; name a BatchNorm after the type of its rows")
         if not self.hops.once:
             self.hops.find_once(self._group)
         masks = [self.hops.once[t][:count if count >= 0 else None] for t, count in of.items()]
@@ -153,13 +159,11 @@ def _completed(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return complete(args), complete(kwargs)
 
 
-def _outermost(module: nn.Module) -> Iterator[nn.Module]:
+def _outermost(module: nn.Module) -> list[nn.Module]:
     """Convolutions that are in no other one."""
     if isinstance(module, MessagePassing):
-        yield module
-        return
-    for child in module.children():
-        yield from _outermost(child)
+        return [module]
+    return [conv for child in module.children() for conv in _outermost(child)]
 
 
 def check_rows(module: nn.Module, ntypes: Iterable[str]) -> None:
@@ -182,10 +186,8 @@ def check_rows(module: nn.Module, ntypes: Iterable[str]) -> None:
             wrong = isinstance(part, _ACROSS_ROWS) or (
                 isinstance(part, norm.LayerNorm) and graphwide)
         if wrong:
-            remedy = ("aggregate what the model returns" if isinstance(part, Aggregation) else
-                      "use LayerNorm of mode 'node', or outside of convolutions a BatchNorm for "
-                      "each node type, in a ModuleDict under the type's name")
             raise InputError(
                 f"{type(part).__name__} '{name}'{' of mode graph' * graphwide} takes all nodes of "
-                "a batch together, of which no worker has all, so it cannot be merged over "
-                f"workers; {remedy}, or use one worker (--parts 1)")
+                "a batch together, of which no worker has all; use LayerNorm of mode 'node', or "
+                "outside of convolutions a BatchNorm for each node type, in a ModuleDict under its "
+                "name; aggregate what the model returns; or use one worker (--parts 1)")

@@ -22,9 +22,7 @@ from dgl_heta.nn import CrossRelation
 from dgl_heta.tools import Block, RelationBlock
 from dgl_heta_pyg.hops import Hops
 
-Piece = tuple[Any, Tensor]
-"""A relation and its rows."""
-
+Piece = tuple[Any, Tensor]  # a relation and its rows
 _ADD = {"add", "__add__", "__radd__", "add_", "__iadd__"}
 _EXTREME = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
 _SCALE = {"div", "true_divide", "__truediv__", "mul", "multiply", "__mul__", "__rmul__"}

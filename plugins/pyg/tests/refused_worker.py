@@ -80,6 +80,9 @@ CASES = {
     "batch norm in a convolution": lambda: Model(
         lambda x, edges, conv: conv(x["paper"], edges[CITES]),
         GINConv(nn.Sequential(nn.Linear(width, 4), nn.BatchNorm1d(4)))),
+    "batch norm of another type": lambda: Model(
+        lambda x, edges, conv, norms: norms["author"](conv(x["paper"], edges[CITES])),
+        SAGEConv(width, 4), nn.ModuleDict({"author": nn.BatchNorm1d(4)})),
     "edges put together": lambda: Model(as_one_graph, RGCNConv(width, 4, 8)),
     "one graph": lambda: Model(lambda x, edges, conv: conv(x["paper"], edges), SAGEConv(width, 4)),
     "one graph, another aggr": lambda: Model(lambda x, edges, conv: conv(

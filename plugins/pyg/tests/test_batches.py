@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dgl_heta_pyg import NeighborLoader, distribute
+from dgl_heta_pyg import LinkNeighborLoader, NeighborLoader, distribute
 from torch_geometric.data import HeteroData
+from torch_geometric.sampler import NegativeSampling
 
 import dgl_heta
 from dgl_heta.errors import InputError
@@ -19,6 +20,8 @@ from tests.support.cuts import deal_pieces
 from tests.support.graphs import RELATIONS, academic
 
 SETTINGS = ["model.hidden=8", "train.threads=1"]
+CITES = ("paper", "cites", "paper")
+LINKS = torch.tensor([[5, 7, 9, 5], [1, 2, 3, 4]])
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +118,9 @@ def test_learnable_rows_collect_gradients(part: dgl_heta.Partition) -> None:
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ({"num_neighbors": [3]}, "1 fanout for a partition of 2 hops"),
-    ({"num_neighbors": {("author", "writes", "paper"): [3, 2]}}, "num_neighbors: Missing"),
+    ({"num_neighbors": {("author", "writes", "paper"): [3, 2]}}, "num_neighbors has None for"),
     ({"num_neighbors": {"writes": [3, 2], "rites": [3, 2]}}, "relation 'rites' is not in the"),
-    ({"num_neighbors": {tuple(r): [3] for r in RELATIONS}}, "for a partition of 2 hops|of 2 hops"),
+    ({"num_neighbors": {tuple(r): [3] for r in RELATIONS}}, "for each of 2 hops"),
     ({"num_neighbors": {tuple(r): [3, -2] for r in RELATIONS}}, "must be a number of edges"),
     ({"input_nodes": "authors"}, "'authors' is no split"),
     ({"input_nodes": "author"}, "made for target paper, not"),
@@ -129,6 +132,65 @@ def test_what_a_loader_cannot_be_is_refused(part: dgl_heta.Partition, arguments:
                                             said: str) -> None:
     with pytest.raises(InputError, match=said):
         NeighborLoader(part, **{"num_neighbors": [3, 2], "batch_size": 4, **arguments})
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"edge_label_index": (CITES, torch.tensor([[0, 1], [2, 120]]))}, "its nodes are 0 to 119"),
+    ({"edge_label_index": (CITES, torch.rand(2, 5))}, "is float32.2, 5.; give the ends of links"),
+    ({"edge_label_index": ("author", "writes", "paper")}, "'author', which is no target"),
+    ({"edge_label_index": (("paper", "sites", "paper"), LINKS)}, "'paper sites paper' is not in"),
+    ({"edge_label": torch.ones(3)}, "edge_label has 3 rows, and there are 4 links"),
+    ({"neg_sampling": NegativeSampling("binary", dst_weight=torch.ones(120))}, "has weights"),
+    ({"num_neighbors": [3]}, "1 fanout for a partition of 2 hops"),
+    ({"disjoint": True}, "LinkNeighborLoader's disjoint is not known"),
+])
+def test_what_links_cannot_be_is_refused(part: dgl_heta.Partition, arguments: dict,
+                                         said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        LinkNeighborLoader(part, **{"num_neighbors": [3, 2], "batch_size": 2,
+                                    "edge_label_index": (CITES, LINKS), **arguments})
+
+
+def test_batches_of_links_have_their_own(part: dgl_heta.Partition, store: Store) -> None:
+    """And random pairs, drawn anew in each epoch; without ids, the links are all edges."""
+    def of(batch: HeteroData) -> np.ndarray:
+        return batch["paper"].n_id.numpy()[batch[CITES].edge_label_index.numpy()]
+
+    loader = LinkNeighborLoader(part, [3, 2], (CITES, LINKS), neg_sampling_ratio=1.5, batch_size=2,
+                                shuffle=True)
+    first, second = list(loader), list(loader)
+    assert len(loader) == len(first) == 2
+    for batch in first:
+        assert np.array_equal(of(batch)[:, :2], LINKS[:, batch[CITES].input_id])
+        assert batch[CITES].edge_label.tolist() == [1, 1, 0, 0, 0]
+        mean = batch.mean(torch.arange(5.0))
+        assert mean == 2
+    assert {*of(first[0])[:, 2:].ravel()} != {*of(second[0])[:, 2:].ravel()}
+    (batch,) = LinkNeighborLoader(part, [1, 1], CITES, batch_size=10**6)
+    csc = store.relation(dgl_heta.Relation(*CITES))
+    assert np.array_equal(of(batch)[0], csc.indices)
+    assert np.array_equal(np.bincount(of(batch)[1], minlength=120), np.diff(csc.indptr))
+
+
+def test_a_relation_may_have_neighbours_of_its_own_number(part: dgl_heta.Partition) -> None:
+    numbers = {tuple(r): [-1, 1] for r in RELATIONS}
+    numbers[CITES] = [0, 2]
+    for batch in NeighborLoader(part, numbers, "val", batch_size=10):
+        assert batch[CITES].num_sampled_edges[0] == 0
+        for relation in RELATIONS:
+            rows = batch[relation.dst].num_sampled_nodes
+            degree = np.bincount(batch[tuple(relation)].edge_index[1].numpy(), minlength=sum(rows))
+            assert degree[rows[0]:].max(initial=0) <= numbers[tuple(relation)][1]
+
+
+def test_one_graph_has_types_of_nodes_and_edges(part: dgl_heta.Partition) -> None:
+    batch = next(iter(NeighborLoader(part, [3, 2], "val", batch_size=10)))
+    one = batch.to_homogeneous(node_attrs=["n_id"])
+    for number, relation in enumerate(RELATIONS):
+        ends, of = one.edge_index[:, one.edge_type == number], batch[tuple(relation)].edge_index
+        for place, ntype in enumerate((relation.src, relation.dst)):
+            assert torch.equal(one.n_id[ends[place]], batch[ntype].n_id[of[place]])
+            assert {*one.node_type[ends[place]].tolist()} <= {batch.node_types.index(ntype)}
 
 
 def test_data_in_memory_is_no_partition(part: dgl_heta.Partition) -> None:

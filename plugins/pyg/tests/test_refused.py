@@ -21,6 +21,7 @@ SAID = {
     "layer norm of the graph": "LayerNorm 'modules_.1' of mode graph takes all nodes",
     "pooling": "MeanAggregation 'modules_.1' takes all nodes of a batch together",
     "batch norm in a convolution": "BatchNorm1d 'modules_.0.nn.1' takes all nodes of a batch",
+    "batch norm of another type": "what averages nodes of 'author' was given other rows",
     "one graph": "SAGEConv was given the edges of all relations and cannot be merged",
     "one graph, another aggr": "RGCNConv of aggr='median' cannot be merged",
     "one graph, attention weights": "RGATConv returned a tuple; only rows can be merged",
