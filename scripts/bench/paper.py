@@ -42,11 +42,11 @@ from common import (
     timed,
     work_dir,
 )
-from figures import BY_NAME, FIGURES, Call, Figure
+from figures import BY_NAME, FIGURES
+from paper_sources import Call, Figure, Rows, printed
 
 BENCH = Path(__file__).resolve().parent
 SPREAD = 0.1  # of repeats of one setting, at most
-Rows = list[dict[str, Any]]
 
 
 class Runner:
@@ -90,8 +90,8 @@ class Runner:
         words = tuple(self.command(call))
         if words not in self._made:
             self._made[words] = call.made() if call.made else self._run(words, call)
-        found = call.read(self._made[words])
-        return [{**row, **dict(call.labels)} for row in found]
+        read = printed if call.table else call.read
+        return [{**row, **dict(call.labels)} for row in read(self._made[words])]
 
     def _run(self, words: Sequence[str], call: Call) -> Any:
         program, *rest = words
