@@ -108,7 +108,7 @@ class HGTLayer(HGNNLayer):
         for edges in relations:
             ntype = edges.relation.src
             if ntype not in kinds:
-                others = [e for e in edges.block.edges if e.relation.src == ntype]
+                others = [e for e in edges._block.edges if e.relation.src == ntype]
                 kinds[ntype] = relations.by_cost and attended_before(
                     len(edges.source), sum(len(e.indices) for e in others),
                     sum(min(e.num_rows, len(e.indices)) for e in others),

@@ -62,11 +62,6 @@ class Edges:
         return other
 
     @property
-    def block(self) -> Block:
-        """The block of the edges."""
-        return self._block
-
-    @property
     def num_edges(self) -> int:
         """The number of edges."""
         return len(self._edges.indices)
