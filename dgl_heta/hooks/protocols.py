@@ -91,8 +91,8 @@ class Reader(Provider, Protocol):
     """Whether `path` may be in object storage: a :class:`~dgl_heta.system.remote_files.RemotePath`,
     which has no name on this machine's disk."""
     schemes: Sequence[str] = ()
-    """Schemes of URLs that it reads, such as "sqlite" for sqlite:///shop.db. The path is the URL then,
-    a text, and `matches` is not asked."""
+    """Schemes of URLs that it reads, such as "sqlite" for sqlite:///shop.db. The path is the URL
+    then, a text, and `matches` is not asked."""
 
     @abstractmethod
     def matches(self, path: Path) -> bool:
