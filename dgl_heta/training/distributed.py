@@ -125,6 +125,12 @@ class DistributedModel(nn.Module):
             self._hooks = [p.register_hook(partial(self._came, p))
                            for p in self.module.parameters() if p.requires_grad]
 
+    def unheard(self) -> None:
+        """Await no backward pass by the gradients of parameters, until the next forward pass."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A copy with parameters of its own, on the same partition and its learnable rows, for
         averages of models (`torch.optim.swa_utils`). All workers make it alike."""
@@ -245,9 +251,7 @@ class DistributedModel(nn.Module):
             Gradients were given to whoever asked for them, and are not in the parameters.
         """
         (before, self._before), (given, self._given) = (self._before, None), (self._given, [])
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self.unheard()
         taken = any(parameter.grad is None for parameter in given)
         if not taken:
             self.wrapped.after_backward()

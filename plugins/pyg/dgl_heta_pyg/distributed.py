@@ -50,6 +50,7 @@ class DistributedPyG(DistributedModel):
                             "under torch.no_grad()")
         if isinstance(self.proof, HopProof) and merging and hops and (
                 self.proof.due(hops.place if train else None)):
+            self.unheard()  # of an earlier batch: what a proof differentiates is no backward pass
             self.proof.prove(self.module, partial(merging, hops), hops, (args, kwargs))
         with self.precision():
             outputs = (self.module(*args, **kwargs) if merging is None
