@@ -163,9 +163,9 @@ def _opened(text: str, plugins: Plugins, verify: bool, task: dict[str, str], sch
                              "is for a graph that is read: leave it out")
         return opened
     reader = find_reader(path, plugins)
-    if reader is None and Path(path).is_file():
-        return GraphInput(Schema.load(Path(path)), Path(path).stem)
-    if reader is not None or Path(path).is_dir():
+    if reader is None and not isinstance(path, str) and path.is_file():
+        return GraphInput(Schema.load(path), path.stem)
+    if reader is not None or (not isinstance(path, str) and path.is_dir()):
         given = {} if reader is None else split_options(options, name, reader.options) | task
         schema = schema_of(reader, path, given) if reader and schema_only else None
         if schema is not None:
