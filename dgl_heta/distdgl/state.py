@@ -72,7 +72,8 @@ def selected() -> Settings:
 
 OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimizer_options",
                "schedule", "schedule_options", "clip_grad_norm", "class_weights", "early_stopping",
-               "metrics", "monitor", "autocast", "eval_fanouts", "eval_every")
+               "metrics", "monitor", "autocast", "eval_fanouts", "eval_every",
+               "latest", "strictly_before")
 """Settings of `train` that `dgl-heta train` alone follows; a script decides these itself."""
 
 
