@@ -186,7 +186,7 @@ def _predicted(job: dict[str, Any], engine: Engine, plugins: Plugins, run_dir: P
     prediction_worker.run({
         "store": job["store"], "plan": _plan(store, settings, job["parts"], run_dir).to_json(),
         "settings": settings.model_dump(), "run_dir": str(run_dir), "out": str(written),
-        "ntype": target, "chunk": 64, "what": "scores", "task": settings.task.kind,
+        "ntype": target, "chunk": 64, "what": "scores", "task": settings.task.kind, "time": None,
         "layerwise": False, "model": settings.model.name}, plugins, lambda event: None)
     engine.world.barrier()
     scores: list[float] = np.load(written).ravel().tolist()
