@@ -28,7 +28,7 @@ from dgl_heta.tools import (
 from dgl_heta_relational.columns import Feature, Spool, chosen_features
 from dgl_heta_relational.ids import Key, joined
 from dgl_heta_relational.layout import Layout, make_layout
-from dgl_heta_relational.seeds import write_seeds
+from dgl_heta_relational.seeds import warn_of_answers, write_seeds
 from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import Database, ForeignKey, Table
 from dgl_heta_relational.task import Labelled, label_of, seconds_of
@@ -61,6 +61,8 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
         reading = _Reading(database, layout, settings, label, scratch)
         for table in (*layout.nodes.values(), *layout.links.values()):
             reading.table(table)
+        if task is not None:
+            warn_of_answers(task, reading.features())
         return reading.source(until)
 
 
@@ -157,6 +159,11 @@ class _Reading:
                 raise InputError(f"table '{table.name}' of {self._database.where} has two rows "
                                  f"whose key ({', '.join(named.columns)}) is '{pair[2]}'; every "
                                  "row needs a key of its own")
+
+    def features(self) -> dict[str, tuple[Table, list[Feature]]]:
+        """The node types' tables, and their columns that may become features."""
+        return {name: (table, self._read[name].features)
+                for name, table in self._layout.nodes.items()}
 
     def source(self, until: int | None) -> GraphSource:
         """The graph of what was read; `until` is the time where training ends, if seeds say it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dgl_heta import InputError
-from dgl_heta.tools import replacing
-from dgl_heta_relational.tables import Database
+from dgl_heta.tools import listing, replacing
+from dgl_heta_relational.columns import Feature
+from dgl_heta_relational.tables import Database, Table
 from dgl_heta_relational.task import seconds_of
 from dgl_heta_relational.values import TIME
 
+log = logging.getLogger("dgl_heta")
 MARK = b"dgl-heta seeds"
 """What is in the file's metadata: such a file may be replaced."""
 _NEEDED = ("id", "time", "label")
@@ -61,6 +65,29 @@ def write_seeds(database: Database, query: str | None, path: Path) -> Iterator[i
                              "prediction")
         writer.close()
         yield max(until, default=None)
+
+
+def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]]) -> None:
+    """Log a warning for each table of the graph that a query names, if features may say the label.
+
+    A table with a time is there from then on, so of it only columns count that the query names.
+    """
+    text = re.sub(r"\bas\s+\w+", "", query, flags=re.IGNORECASE)
+
+    def named(word: str) -> bool:
+        return re.search(rf"(?<!\w){re.escape(word)}(?!\w)(?!\s+by\b)", text,
+                         re.IGNORECASE) is not None
+
+    for name, (table, features) in tables.items():
+        columns = [f.column for f in features if f.column != table.time and (
+            f.said or not f.constant) and (not table.time or named(f.column))]
+        if columns and named(name):
+            own = ", ".join(f'{column} = "none"' for column in columns)
+            log.warning(
+                "table '%s' of the query of --task is in the graph with its columns %s as "
+                "features; where they say the label, leave it out by plugins.relational.skip, or "
+                "them by plugins.relational.tables.\"%s\".features = {%s}", name,
+                listing(columns), name, own if len(columns) < 4 else 'COLUMN = "none"')
 
 
 def _is_ours(path: Path) -> bool:

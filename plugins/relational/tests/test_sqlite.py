@@ -152,6 +152,29 @@ def test_the_task_of_a_query_is_a_table_of_seeds(tmp_path):
     assert seeds.read_text() == "mine"
 
 
+OUTCOME = """CREATE TABLE outcome (id TEXT PRIMARY KEY REFERENCES "sales order", late BOOLEAN,
+                                     split TEXT);
+INSERT INTO outcome VALUES ('a|1', 0, 'train'), ('d', 1, 'test');"""
+
+
+def test_a_table_of_the_task_with_features_is_told(tmp_path, caplog):
+    """What the query reads may say the answer, where it is in the graph, too."""
+    url = made(tmp_path / "shop.db", SHOP + OUTCOME)
+    query = ('SELECT o.number AS id, placed AS time, outcome.late AS label, split FROM Outcome '
+             'JOIN "sales order" o ON o.number = Outcome.id ORDER BY 1')
+    said: dict[str, Any] = {"seeds": str(tmp_path / "seeds.parquet"),
+                            "tables": {"sales order": {"time": "placed"}}}
+    read(url, query, **said)
+    second, first = (r.message for r in caplog.records if "of the query of --task" in r.message)
+    assert "'sales order' of the query of --task is in the graph with its columns late as" in first
+    assert "'outcome' of the query of --task is in the graph with its columns late, split" in second
+    assert "plugins.relational.skip" in second
+    caplog.clear()
+    said["tables"]["sales order"]["features"] = {"late": "none"}
+    read(url, query, skip=["outcome"], **said)
+    assert "of the query of --task" not in caplog.text
+
+
 def test_two_commands_make_a_partition_and_the_first_reads_no_row(tmp_path, heta):
     url, config = made(tmp_path / "shop.db"), tmp_path / "heta.toml"
     config.write_text('[plugins.relational]\nlabel = "sales order.late"\n'
