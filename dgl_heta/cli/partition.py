@@ -118,6 +118,7 @@ def partition(
         written = backend.partition(content, request, directory, overwrite=overwrite,
                                     progress=advance)
     if builders.rank == 0:
+        opened.write_seeds()
         say_of_graph(opened, request.target, bool(request.metapaths), notes)
     if staged is not None:
         with progress(not quiet) as advance:

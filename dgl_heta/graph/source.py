@@ -220,6 +220,8 @@ class GraphSource:
     times : node type to the time of each of its rows, relation to that of each of its edges, in the
         order of `edges`: int64, seconds since 1970 in UTC, :data:`ALWAYS` where there is none. An
         edge is there from its own time on, if it has one, and from its source row's.
+    write_seeds : writes the table of seeds that a reader has made beside the graph, if it has. The
+        commands call it when the graph is written.
     """
 
     name: str
@@ -232,6 +234,7 @@ class GraphSource:
     node_ids: dict[str, NodeIds] = field(default_factory=dict)
     given: dict[Any, dict[str, Given]] = field(default_factory=dict)
     times: dict[Any, np.ndarray] = field(default_factory=dict)
+    write_seeds: Callable[[], None] | None = None
 
     def without_empty(self) -> GraphSource:
         """The graph without relations that have no edges, and without node types that have no nodes

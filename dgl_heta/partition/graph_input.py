@@ -69,6 +69,11 @@ class GraphInput:
                 sizes[ntype] = sizes.get(ntype, 0) + ids.offsets.nbytes + ids.text.nbytes
         return sizes
 
+    def write_seeds(self) -> None:
+        """Write the table of seeds that the reader has made beside the graph, if it has."""
+        if self.source is not None and self.source.write_seeds is not None:
+            self.source.write_seeds()
+
     def num_train_nodes(self, ntype: str) -> int:
         """Nodes of a type in `train_mask`, in any of its columns; 0 if there is none."""
         if self.store is not None:

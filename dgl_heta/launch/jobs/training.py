@@ -271,6 +271,7 @@ class TrainingJob:
         path = run_dir / "store"
         if not (resume and Store.is_store(path)):
             write_store(self.opened.source, path, overwrite=True)
+            self.opened.write_seeds()
         return Store(path)
 
 

@@ -28,7 +28,7 @@ from dgl_heta.tools import (
 from dgl_heta_relational.columns import Feature, Spool, chosen_features
 from dgl_heta_relational.ids import Key, joined
 from dgl_heta_relational.layout import Layout, make_layout
-from dgl_heta_relational.seeds import warn_of_answers, write_seeds
+from dgl_heta_relational.seeds import read_seeds, warn_of_answers
 from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import Database, ForeignKey, Table
 from dgl_heta_relational.task import Labelled, label_of, seconds_of
@@ -42,7 +42,7 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
 
     Parameters
     ----------
-    task : a query for the rows to predict, whose answer becomes `settings.seeds`.
+    task : a query for the rows to predict; the source's `write_seeds` makes `settings.seeds` of it.
 
     Raises
     ------
@@ -56,14 +56,16 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
     if label is not None and task is not None:
         raise InputError("plugins.relational.label and --task both say what to predict; leave one "
                          "of them out")
-    with write_seeds(database, task, settings.seeds) as until, scratch_directory(
-            None, "dgl-heta-relational") as scratch:
+    with scratch_directory(None, "dgl-heta-relational") as scratch:
+        seeds = None if task is None else read_seeds(
+            database, task, settings.seeds, scratch / "seeds.parquet")
         reading = _Reading(database, layout, settings, label, scratch)
         for table in (*layout.nodes.values(), *layout.links.values()):
             reading.table(table)
-        if task is not None:
-            warn_of_answers(task, reading.features())
-        return reading.source(until)
+        if task is None or seeds is None:
+            return reading.source(None)
+        warn_of_answers(task, reading.features())
+        return replace(reading.source(seeds.until), write_seeds=seeds.write)
 
 
 @dataclass

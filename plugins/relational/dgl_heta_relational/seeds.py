@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dgl_heta import InputError
+from dgl_heta import HetaError, InputError
 from dgl_heta.tools import listing, replacing
 from dgl_heta_relational.columns import Feature
 from dgl_heta_relational.tables import Database, Table
@@ -28,29 +28,56 @@ _NEEDED = ("id", "time", "label")
 _WORDS = ("train", "val", "test")
 
 
-@contextmanager
-def write_seeds(database: Database, query: str | None, path: Path) -> Iterator[int | None]:
-    """Write what a query gives to a Parquet file, which is there when the body has ended well.
+@dataclass(frozen=True)
+class Seeds:
+    """A table of seeds that a query gave, in a file that has no name any more.
 
-    Yields the last time of training, in seconds since 1970, if a column `split` says it.
+    Attributes
+    ----------
+    until : the last time of training, in seconds since 1970, if a column `split` says it.
+    """
+
+    path: Path
+    content: Any
+    until: int | None
+
+    def write(self) -> None:
+        """Put the table where it is to be, whole or not at all.
+
+        Raises
+        ------
+        HetaError
+            It cannot be written there.
+        """
+        try:
+            with replacing(self.path) as new:
+                new.write_bytes(memoryview(self.content))
+        except OSError as error:
+            raise HetaError(f"cannot write {self.path}, the table of --task: {error}; run the "
+                            "command again, with --overwrite") from None
+
+
+def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> Seeds:
+    """Read what a query gives, for the Parquet file `path`; nothing is written but to `scratch`.
 
     Raises
     ------
     InputError
-        Other columns than id, time, label and split, empty values, a file of somebody else's.
+        Other columns than id, time, label and split, empty values, a file of somebody else's, no
+        directory for it.
     """
-    if query is None:
-        yield None
-        return
     if path.exists() and not _is_ours(path):
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
                          "its table by plugins.relational.seeds")
-    with replacing(path) as new:
-        writer, until, rows, forms = None, list[int](), 0, [pa.timestamp("us"), TIME]
+    if not path.parent.is_dir():
+        raise InputError(f"plugins.relational.seeds is {path}, but there is no directory "
+                         f"{path.parent}; make it, or choose another file for the table of --task")
+    writer, until, rows, forms = None, list[int](), 0, [pa.timestamp("us"), TIME]
+    try:
         for batch in database.query(query):
             batch = _checked(batch, rows, forms)
             writer = writer or pq.ParquetWriter(
-                new, batch.schema.with_metadata({MARK: query.encode()}))
+                scratch, batch.schema.with_metadata({MARK: query.encode()}))
             try:
                 writer.write_batch(batch.cast(writer.schema))
             except (pa.ArrowException, ValueError):
@@ -60,11 +87,13 @@ def write_seeds(database: Database, query: str | None, path: Path) -> Iterator[i
             if "split" in batch.schema.names:
                 trained = batch.filter(pc.equal(batch.column("split"), "train")).column("time")
                 until += [int(seconds_of(trained).max())] if len(trained) else []
-        if writer is None:
-            raise InputError("the query of --task gives no rows; it must give one for each "
-                             "prediction")
-        writer.close()
-        yield max(until, default=None)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is None:
+        raise InputError("the query of --task gives no rows; it must give one for each prediction")
+    with pa.memory_map(str(scratch)) as file:
+        return Seeds(path, file.read_buffer(), max(until, default=None))
 
 
 def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]]) -> None:

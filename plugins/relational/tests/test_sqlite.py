@@ -56,7 +56,10 @@ def made(path: Path, script: str = SHOP, *more: str) -> str:
 def read(url: str, task: str | None = None, **said):
     chosen = RelationalSettings.model_validate(said)
     with SqlDatabase(url, chosen) as database:
-        return read_graph(database, chosen, task)
+        source = read_graph(database, chosen, task)
+    if source.write_seeds is not None:
+        source.write_seeds()
+    return source
 
 
 def named(source, relation: Relation) -> list[tuple[str, str]]:
@@ -173,6 +176,33 @@ def test_a_table_of_the_task_with_features_is_told(tmp_path, caplog):
     said["tables"]["sales order"]["features"] = {"late": "none"}
     read(url, query, skip=["outcome"], **said)
     assert "of the query of --task" not in caplog.text
+
+
+def test_seeds_are_written_when_the_partition_is(tmp_path, heta):
+    url, config, seeds = (made(tmp_path / "shop.db"), tmp_path / "heta.toml",
+                          tmp_path / "seeds.parquet")
+    config.write_text(f'[plugins.relational]\nseeds = "{seeds}"\n'
+                      '[plugins.relational.tables."sales order"]\ntime = "placed"\n')
+    query = 'SELECT number AS id, placed AS time, {} AS label FROM "sales order"'
+    target = ("--target", "sales order", "-c", str(config), "--task")
+    to = ("--out", str(tmp_path / "out"))
+    for args in (("partition", url, *to, *target, query.format(1), "--dry-run"),
+                 ("partition", url, *to, *target[2:], query.format(1)),
+                 ("plan", url, *target, query.format(1), "--compare")):
+        heta(*args)
+        assert [p.name for p in tmp_path.iterdir() if "seeds" in p.name] == []
+    done = heta("partition", url, *to, *target, query.format(1))
+    assert done.status == 0, done.err
+    before = seeds.read_bytes()
+    assert pq.read_table(seeds)["label"].to_pylist() == [1] * 4
+    again = heta("partition", url, *to, *target, query.format(2))
+    assert again.status == 2
+    assert "exists" in again.err
+    assert seeds.read_bytes() == before
+    config.write_text(f'[plugins.relational]\nseeds = "{tmp_path}/nowhere/seeds.parquet"\n')
+    lost = heta("partition", url, "--out", str(tmp_path / "b"), *target, query.format(1))
+    assert "there is no directory" in lost.err
+    assert not (tmp_path / "b").exists()
 
 
 def test_two_commands_make_a_partition_and_the_first_reads_no_row(tmp_path, heta):
