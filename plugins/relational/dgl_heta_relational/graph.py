@@ -7,6 +7,7 @@ within bounded memory, so that the database is read once, as of one moment.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import Database, ForeignKey, Table
 from dgl_heta_relational.task import Labelled, label_of, seconds_of
 
+log = logging.getLogger("dgl_heta")
 MEMORY = 512 << 20
 """Bytes for ids."""
 
@@ -77,6 +79,7 @@ class _Read:
     count : of its rows.
     ids, times : of each row.
     asked : its foreign keys, whose rows were asked for.
+    timeless : how many rows have no time, of a table that has one.
     """
 
     spool: Spool
@@ -85,6 +88,7 @@ class _Read:
     times: ArrayFile
     asked: dict[ForeignKey, _Asked]
     count: int = 0
+    timeless: int = 0
 
 
 @dataclass
@@ -150,12 +154,17 @@ class _Reading:
                     self._ask(joined(batch, key.columns), asked, read.count)
                 if table.time:
                     read.times.append(seconds_of(batch.column(table.time)))
+                    read.timeless += batch.column(table.time).null_count
                 read.spool.write(batch, features)
                 read.count += batch.num_rows
         if read.count != self._sizes[table.name]:
             raise HetaError(f"table '{table.name}' of {self._database.where} changed while it was "
                             f"read: it has {read.count:,} rows, and had "
                             f"{self._sizes[table.name]:,}; read it when nothing writes to it")
+        if read.timeless:
+            log.warning("%s of %s rows of table '%s' have no time in '%s', so they are always "
+                        "there, for seeds of any time", f"{read.timeless:,}", f"{read.count:,}",
+                        table.name, table.time)
         for named in own:
             if (pair := self._shards[named].repeated()) is not None:
                 raise InputError(f"table '{table.name}' of {self._database.where} has two rows "

@@ -50,11 +50,14 @@ class BatchMaker:
             try:
                 self._made(name, [value], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                text = repr(value)
+                text, form = repr(value), ""
+                if kind in (TIME, DATE):
+                    form = (", a time as ISO 8601, 2013-01-01 05:00:00; where numbers are times, "
+                            "read a view that converts them")
                 raise InputError(
                     f"column '{name}' of {self._where} is declared as {kind}, but has the value "
-                    f"{text if len(text) < 80 else text[:77] + '…'}; correct it, or declare the "
-                    "column as what it holds") from None
+                    f"{text if len(text) < 80 else text[:77] + '…'}; correct it{form}, or declare "
+                    "the column as what it holds") from None
         raise InputError(f"column '{name}' of {self._where} has values of different types")
 
     def _made(self, name: str, values: Sequence[Any], kind: Any) -> Any:
@@ -65,6 +68,8 @@ class BatchMaker:
                             kind)
         if known and isinstance(known[0], str):  # SQLite has no times
             return self._written(name, pa.array(values, TEXT), kind)
+        if not all(isinstance(value, datetime.date) for value in known):
+            raise TypeError("a number is no time: Arrow would count it from 1970, in its own unit")
         if kind == TIME:
             self._check_zones(name, {getattr(value, "tzinfo", None) is not None
                                      for value in known}, known)

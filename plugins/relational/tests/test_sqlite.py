@@ -205,6 +205,19 @@ def test_seeds_are_written_when_the_partition_is(tmp_path, heta):
     assert not (tmp_path / "b").exists()
 
 
+def test_rows_without_their_time_are_counted(tmp_path, caplog):
+    """They are always there, of node types and of link tables."""
+    url = made(tmp_path / "shop.db", SHOP, """ALTER TABLE friend ADD since DATE;
+        UPDATE friend SET since = '2020-01-01' WHERE one = 3;
+        UPDATE "sales order" SET placed = NULL WHERE late""")
+    read(url, tables={"sales order": {"time": "placed"}, "friend": {"time": "since"}})
+    told = [r.message for r in caplog.records if "have no time" in r.message]
+    assert told == ["2 of 4 rows of table 'sales order' have no time in 'placed', so they are "
+                    "always there, for seeds of any time",
+                    "3 of 4 rows of table 'friend' have no time in 'since', so they are always "
+                    "there, for seeds of any time"]
+
+
 def test_two_commands_make_a_partition_and_the_first_reads_no_row(tmp_path, heta):
     url, config = made(tmp_path / "shop.db"), tmp_path / "heta.toml"
     config.write_text('[plugins.relational]\nlabel = "sales order.late"\n'
@@ -238,6 +251,12 @@ WRONG = [
      {"tables": {"sales order": {"time": "placed"}}}, "times with a zone and times without"),
     ("INSERT INTO \"sales order\" VALUES ('e', 3, 'soon', 1, 0)", {},
      "column 'placed' of table 'sales order' .* but has the value 'soon'"),
+    ("UPDATE \"sales order\" SET placed = 1577836800", {},
+     "column 'placed' of table 'sales order' .* the value 1577836800; correct it, a time as ISO 8"),
+    ("UPDATE \"sales order\" SET placed = 1577836800.5 WHERE late", {}, "the value 1577836800.5;"),
+    ("UPDATE customer SET born = 1577836800", {"tables": {"customer": {"time": "born"}}},
+     "column 'born' of table 'customer' .* the value 1577836800; correct it, a time as ISO 8601"),
+    ("UPDATE customer SET born = 7300", {}, "'born' of table 'customer' .* has the value 7300;"),
     ("INSERT INTO \"sales order\" VALUES ('e', 3, NULL, 'much', 0)", {},
      "column 'total' of table 'sales order' .* but has the value 'much'"),
     ("INSERT INTO \"sales order\" VALUES (NULL, 3, NULL, 1, 0)", {},
