@@ -61,14 +61,16 @@ def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool,
 
 
 def without_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> list[str]:
-    """Return a warning for each target without labels, which only link prediction does without.
+    """Return a warning for each target without labels, which only link prediction and a table of
+    seeds do without.
 
     Raises
     ------
     InputError
         `task` is one that needs labels.
     """
-    if task.kind == "link" or task.relation:
+    if (task.kind == "link" or task.relation or task.table is not None
+            or (opened.source is not None and opened.source.write_seeds is not None)):
         return []
     label = task.label or (opened.task.label if opened.task else Task.label)
     if opened.store is not None:

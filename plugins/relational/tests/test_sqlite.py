@@ -193,6 +193,7 @@ def test_seeds_are_written_when_the_partition_is(tmp_path, heta):
         assert [p.name for p in tmp_path.iterdir() if "seeds" in p.name] == []
     done = heta("partition", url, *to, *target, query.format(1))
     assert done.status == 0, done.err
+    assert "has no array 'label'" not in done.err  # the table has the labels
     before = seeds.read_bytes()
     assert pq.read_table(seeds)["label"].to_pylist() == [1] * 4
     again = heta("partition", url, *to, *target, query.format(2))
