@@ -17,11 +17,12 @@ from dgl_heta.system.disk import new_array
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.distributed import DistributedModel
 from dgl_heta.training.table_files import mapped_tensors
+from dgl_heta.training.tasks.timed_seeds import read_instant
 from dgl_heta.training.trained_model import write_weights
 
 
 def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
-                time: int | None = None) -> np.ndarray:
+                time: int | str | None = None) -> np.ndarray:
     """Compute the outputs for all nodes of the target, layer by layer, with all neighbours.
 
     Every state is computed once. All workers call it, with a path on a disk that all see.
@@ -30,8 +31,8 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
     ----------
     out : a new file of NumPy's, (nodes, outputs).
     chunk : nodes to compute at a time.
-    time : of a graph with times, the one at which all nodes are seen, seconds since 1970; what
-        comes for nodes whose rows are later says nothing.
+    time : of a graph with times, the one at which all nodes are seen, as `dgl-heta predict --time`
+        takes it, or seconds since 1970; what comes for nodes whose rows are later says nothing.
 
     Returns
     -------
@@ -40,8 +41,10 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
     Raises
     ------
     InputError
-        The model is no :class:`~dgl_heta.HGNN`, the partition has several targets, `out` exists.
+        The model is no :class:`~dgl_heta.HGNN`, the partition has several targets, `out` exists,
+        `time` is none, or none of the graph's.
     """
+    moment = None if time is None else read_instant(time, "time")
     part, module, out = model.part, model.module, Path(out)
     if not isinstance(module, HGNN) or len(part.plan.targets) > 1:
         raise InputError("layer by layer, a model must be an HGNN with one target; for another one "
@@ -79,7 +82,7 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
 
         try:
             Layerwise(part.store, part.plan.without_owners(), module, inputs, part.world, scratch,
-                      chunk, lambda event: None, time, part.settings.train.strictly_before
+                      chunk, lambda event: None, moment, part.settings.train.strictly_before
                       ).run(write)
         finally:
             for each, mode in modes.items():

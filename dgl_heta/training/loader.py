@@ -18,7 +18,7 @@ from dgl_heta.training.batches import Batch, Batches, Sampler
 from dgl_heta.training.caches import attach
 from dgl_heta.training.tasks import SPLITS, Step, node_steps
 from dgl_heta.training.tasks.task import share_of
-from dgl_heta.training.tasks.timed_seeds import check_rows
+from dgl_heta.training.tasks.timed_seeds import check_rows, check_seconds
 from dgl_heta.training.worker_partition import WorkerPartition
 
 log = logging.getLogger("dgl_heta")
@@ -159,6 +159,8 @@ def _checked(part: WorkerPartition, ntype: str, ids: Ids) -> np.ndarray:
     if len(np.unique(array, axis=0)) != len(array):
         raise InputError(f"a seed of '{ntype}' is given twice; give each node once"
                          + " at a time" * timed)
+    if timed:
+        check_seconds(array[:, 1], lambda row: f"seed {ids[row]} of '{ntype}'")
     if rows is not None:
         check_rows(array, rows, ntype)
     return array.astype(np.int64)

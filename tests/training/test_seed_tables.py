@@ -93,6 +93,8 @@ def test_a_column_or_three_files_say_the_split(task, tmp_path: Path) -> None:
                                                "all data, which begin at 1970-01-01T00:00:00Z; 1 "
                                                "seed of 2"),
     (["bob,1970-01-01T00:00:09,1"], "seed 1 of 'user' is at 1970-01-01T00:00:09Z, before its row"),
+    (["ann,40000,1", "bob,1735689600000,1"], "row 2: the seed is at 1735689600000, which is after "
+                                             "the year 9999; times are whole seconds .* 1 time of"),
     (["ann,soon,1"], "row 1: column 'time' is 'soon'; a time is a number or written"),
     (["ann,,1"], "row 1: column 'time' is empty"),
     (["ann,1970-01-01T10:00+02:00,1", "bob,1970-01-02T10:00,1"],

@@ -118,6 +118,41 @@ def test_predictions_batch_by_batch_are_of_a_time_too(place: Path, tmp_path: Pat
     assert not (tmp_path / "none.npy").exists()
 
 
+MOMENTS = """
+import json, os, sys
+import numpy as np
+import dgl_heta
+from dgl_heta.models import HGNN, RGCNLayer
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
+one, two = (dgl_heta.predict_all(model, f"{given['save']}-{i}.npy", time=time)
+            for i, time in enumerate((75, "1970-01-01T00:01:15")))
+assert np.array_equal(one, two)
+for wrong in (lambda: dgl_heta.predict_all(model, given["save"], time="soon"),
+              lambda: dgl_heta.predict_all(model, given["save"], time=7.5),
+              lambda: dgl_heta.predict_all(model, given["save"], time=1735689600000),
+              lambda: part.loader(np.array([[3, 75], [4, 1735689600000]]), [3, 3])):
+    try:
+        wrong()
+    except dgl_heta.InputError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_moments_of_a_loop_are_texts_or_seconds(place: Path, tmp_path: Path) -> None:
+    write_partition(Store(place / "store"),
+                    make_plan(Store(place / "store").schema, ["paper"], 2, 1), tmp_path / "part")
+    settings = [text for text in told(place) if text.startswith("task.")]
+    soon, part, late, seed = scores(MOMENTS, tmp_path / "part", 1, *settings,
+                                    save=str(tmp_path / "rows"))
+    assert soon.startswith("time is 'soon'; a time is written 2026-11-23 or")
+    assert part.startswith("time is '7.5'; a time is written")
+    assert late.startswith("time is at 1735689600000, which is after the year 9999; times are")
+    assert seed.startswith("seed 4 of 'paper' is at 1735689600000, which is after the year 9999")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_loop_of_ones_own_computes_what_the_command_does(
         place: Path, tmp_path: Path, workers: int) -> None:

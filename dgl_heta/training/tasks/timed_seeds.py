@@ -22,6 +22,8 @@ from dgl_heta.graph.source import ALWAYS, MASKS
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 
+LATEST = 253_402_300_799
+"""The last second of the year 9999: a number after it is of another unit."""
 _ENDINGS = (".parquet", ".csv", ".arrow", ".feather")
 
 
@@ -68,18 +70,21 @@ class SeedTable(NodeLabels):
         return super().rows(rows[places], where)
 
 
-def read_instant(text: str, name: str) -> int:
-    """A time in ISO 8601 as seconds since 1970; without a zone it is one of UTC.
+def read_instant(given: str | int, name: str) -> int:
+    """A time, in ISO 8601 (without a zone of UTC) or seconds since 1970, as the latter.
 
     Raises
     ------
     InputError
         It is none; `name` says what has it.
     """
+    if isinstance(given, int | np.integer):
+        check_seconds(np.array([given]), lambda _: name)
+        return int(given)
     try:
-        when = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError:
-        raise InputError(f"{name} is '{text}'; a time is written 2026-11-23 or "
+        when = datetime.fromisoformat(given.strip().replace("Z", "+00:00"))
+    except (AttributeError, ValueError):
+        raise InputError(f"{name} is '{given}'; a time is written 2026-11-23 or "
                          "2026-11-23T09:30:00+01:00") from None
     return int(when.replace(tzinfo=when.tzinfo or timezone.utc).timestamp() // 1)
 
@@ -201,6 +206,15 @@ def _by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings, tab
                     ).astype(np.int8)
 
 
+def check_seconds(times: np.ndarray, name: Callable[[int], str]) -> None:
+    """Refuse times after the year 9999, which are no seconds; `name` says what has one."""
+    if len(wrong := np.flatnonzero(times > LATEST)):
+        time = int(times[wrong[0]])
+        raise InputError(f"{name(int(wrong[0]))} is at {time}, which is after the year 9999; times "
+                         "are whole seconds since 1970, so divide milliseconds by 1,000; "
+                         f"{several(len(wrong), 'time')} of {len(times):,} are such")
+
+
 def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
     """Refuse seeds, int64 (seeds, 2) nodes and times, from before the times of their rows."""
     wrong = pairs[:, 1] < rows[pairs[:, 0]]
@@ -230,6 +244,7 @@ def _check(seeds: SeedTable, rows: np.ndarray | None, store: Store, ntype: str,
 
     if (times == ALWAYS).any():
         raise InputError(f"{name(int(used[times == ALWAYS][0]))}: it has a label, but no time")
+    check_seconds(times, lambda at: f"{name(int(used[at]))}: the seed")
     first = store.first_time()
     if first is not None:
         refuse(times < first, f"before all data, which begin at {said(first)}")
