@@ -153,7 +153,7 @@ class _Reading:
                 for key, asked in read.asked.items():
                     self._ask(joined(batch, key.columns), asked, read.count)
                 if table.time:
-                    read.times.append(seconds_of(batch.column(table.time)))
+                    read.times.append(self._times(table, batch.column(table.time)))
                     read.timeless += batch.column(table.time).null_count
                 read.spool.write(batch, features)
                 read.count += batch.num_rows
@@ -232,6 +232,15 @@ class _Reading:
                                "neither plugins.relational.train_until nor a split by time says "
                                "where training ends")
         return until
+
+    def _times(self, table: Table, column: Any) -> np.ndarray:
+        """The times of rows, in seconds."""
+        try:
+            return seconds_of(column)
+        except pa.ArrowInvalid as error:
+            raise InputError(f"column '{table.time}' of table '{table.name}' of "
+                             f"{self._database.where} has a date that is no time of a row "
+                             f"({error}); correct it, or leave it empty") from None
 
     def _key_of(self, key: ForeignKey) -> Key:
         """The columns that a foreign key refers to."""

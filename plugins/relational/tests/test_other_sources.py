@@ -89,6 +89,15 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
         read_graph(directory, directory.settings(RelationalSettings()), None)
 
 
+def test_a_date_that_is_no_time_is_one_line(tmp_path):
+    days = pa.array([1, 2, 2**31 - 1], pa.date32())
+    pq.write_table(TABLES["customer"], tmp_path / "customer.parquet")
+    pq.write_table(TABLES["order"].set_column(2, "placed", days), tmp_path / "order.parquet")
+    (tmp_path / "relational.toml").write_text(KEYS)
+    with pytest.raises(InputError, match="'placed' of table 'order' .* a date that is no time"):
+        open_source(tmp_path)
+
+
 def test_duckdb(tmp_path):
     duckdb = pytest.importorskip("duckdb")
     with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
