@@ -149,7 +149,10 @@ def chosen(values: Any, at: Sequence[int]) -> Any:
     """Those of a sequence, or of a tensor's rows, at some places; itself if these are all."""
     if len(at) == len(values):
         return values
-    return values[at] if isinstance(values, Tensor) else [values[i] for i in at]
+    # Of a tensor not by a list, which a GPU would be sent and waited for.
+    each = values.unbind() if isinstance(values, Tensor) else values
+    rows = [each[i] for i in at]
+    return torch.stack(rows) if isinstance(values, Tensor) else rows
 
 
 class Relations(tuple[Edges, ...]):
