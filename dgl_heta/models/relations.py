@@ -35,12 +35,13 @@ class Edges:
     relation : the relation.
     source : states of the source side (source rows, width).
     num_rows : number of destination rows.
-    products : of states and linear layers, by the layer's id; all edges of a block share them.
+    products : of states and linear layers, by the node type and the layer's id; all edges of a
+        block share them.
     """
 
     def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
                  exchange: Exchange | None = None,
-                 products: dict[int, Tensor] | None = None) -> None:
+                 products: dict[tuple[str, int], Tensor] | None = None) -> None:
         self.relation, self.num_rows = edges.relation, edges.num_rows
         self.source = states[edges.relation.src]
         self._block, self._edges, self._states = block, edges, states
