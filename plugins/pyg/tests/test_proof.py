@@ -12,14 +12,14 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.support import warm
-from tests.support.graphs import academic
+from tests.support.graphs import academic, with_tasks
 from tests.support.waiting import PATIENCE
 
 WORKER = Path(__file__).parent / "proved_worker.py"
 
 
 def test_models_are_proved_where_they_can_be_and_it_is_said_where_not(tmp_path: Path) -> None:
-    write_store(academic(papers=120), tmp_path / "store")
+    write_store(with_tasks(academic(papers=120)), tmp_path / "store")
     store = Store(tmp_path / "store")
     for name, targets in (("paper", ["paper"]), ("two", ["paper", "author"])):
         write_partition(store, make_plan(store.schema, targets, 2, 2), tmp_path / name)
