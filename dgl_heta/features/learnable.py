@@ -198,6 +198,10 @@ class LearnableFeatures:
         """Whether rows that were read to train have a gradient that no :meth:`update` took."""
         return any(leaf.grad is not None for leaf in self._leaves.values())
 
+    def forget(self) -> None:
+        """Drop the gradients of what was read, as of a step that failed."""
+        self._leaves, self._step = {}, None
+
     def update(self) -> None:
         """One optimizer step from the gradients of the rows read last.
 
@@ -220,7 +224,7 @@ class LearnableFeatures:
             arrived = self._step.route.deliver(grads)
             unique, sums = sum_rows(self._step.asked, arrived.numpy(), self._slots)
             self.owned.update(unique, torch.from_numpy(sums), scale, self.adam)
-        self._leaves, self._step = {}, None
+        self.forget()
         self.updated = self.reads
 
     def _gradients(self, ntype: str) -> RowGradients:

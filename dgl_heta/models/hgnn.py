@@ -128,7 +128,7 @@ class HGNNLayer(nn.Module):
                 return as_a_whole
         into = {ntype: [edges.with_edges() if self._sparse else edges
                         for edges in block.into(ntype)] for ntype in block.num_dst}
-        products: dict[int, Tensor] = {}
+        products: dict[tuple[str, int], Tensor] = {}
         views = {id(edges): Edges(block, edges, states, self.cross.exchange, products)
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
@@ -213,6 +213,8 @@ class HGNN(nn.Module):
         if slot(ntype) not in self.project:
             return rows
         linear = self.project[slot(ntype)]
+        if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
+            return linear(rows)  # it was exchanged, or is normalised or watched when it is called
         # Not linear(rows), whose gradient of a narrow weight takes PyTorch six times as long.
         return kernel_in_use().project([rows], [linear.weight.t()], [linear.bias])[0]
 

@@ -120,11 +120,12 @@ class HGTLayer(HGNNLayer):
         out = []
         for edges in relations:
             linear = linears[slot(edges.relation.src)]
-            if id(linear) not in edges.products:
+            key = edges.relation.src, id(linear)  # types may share a layer
+            if key not in edges.products:
                 (rows,) = kernel_in_use().project([edges.source], [linear.weight.t()],
                                                   [linear.bias])
-                edges.products[id(linear)] = rows.view(len(rows), self.heads, self._each)
-            out.append(edges.products[id(linear)])
+                edges.products[key] = rows.view(len(rows), self.heads, self._each)
+            out.append(edges.products[key])
         return out
 
     def _of_sources(self, linears: nn.ModuleDict, relations: Relations) -> tuple[Tensor, Tensor]:

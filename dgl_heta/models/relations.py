@@ -35,12 +35,13 @@ class Edges:
     relation : the relation.
     source : states of the source side (source rows, width).
     num_rows : number of destination rows.
-    products : of states and linear layers, by the layer's id; all edges of a block share them.
+    products : of states and linear layers, by the node type and the layer's id; all edges of a
+        block share them.
     """
 
     def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
                  exchange: Exchange | None = None,
-                 products: dict[int, Tensor] | None = None) -> None:
+                 products: dict[tuple[str, int], Tensor] | None = None) -> None:
         self.relation, self.num_rows = edges.relation, edges.num_rows
         self.source = states[edges.relation.src]
         self._block, self._edges, self._states = block, edges, states
@@ -149,7 +150,10 @@ def chosen(values: Any, at: Sequence[int]) -> Any:
     """Those of a sequence, or of a tensor's rows, at some places; itself if these are all."""
     if len(at) == len(values):
         return values
-    return values[at] if isinstance(values, Tensor) else [values[i] for i in at]
+    # Of a tensor not by a list, which a GPU would be sent and waited for.
+    each = values.unbind() if isinstance(values, Tensor) else values
+    rows = [each[i] for i in at]
+    return torch.stack(rows) if isinstance(values, Tensor) else rows
 
 
 class Relations(tuple[Edges, ...]):

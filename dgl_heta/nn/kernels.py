@@ -237,8 +237,9 @@ class FusedKernel(BaseKernel):
     def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],
                 biases: Sequence[Tensor | None] = ()) -> Sequence[Tensor]:
         """As `torch`; gradients of states as those of :meth:`gather`."""
-        return [product(x, weight, bias) if _compiled(x, weight) and not is_mixed()
-                else super(FusedKernel, self).project([x], [weight], [bias])[0]
+        mixed = is_mixed() or torch.is_autocast_cpu_enabled()
+        return [product(x, weight, bias) if _compiled(x, weight) and not mixed else
+                super(FusedKernel, self).project([x], [weight], [bias])[0]
                 for x, weight, bias in zip(states, weights, biases or [None] * len(states))]
 
 

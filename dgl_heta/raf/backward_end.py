@@ -42,6 +42,10 @@ class BackwardEnd:
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._end)
 
+    def forget(self) -> None:
+        """Forget a pass that failed."""
+        self._pending = False
+
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """Let backward passes of the body end without actions."""

@@ -185,6 +185,10 @@ class DistributedModel(nn.Module):
                     number = states[name].item()
                     where[key] = bool(number) if isinstance(value, bool) else number
             learnable = self.part.learnable
+            self._before, self._given = None, []  # of a backward pass that failed
+            self.unheard()
+            self._backward.forget()
+            learnable.forget()
             if "rows.lr" in states:
                 learnable.adam = replace(learnable.adam, lr=states["rows.lr"].item())
         self._runs.add(Path(directory).resolve())

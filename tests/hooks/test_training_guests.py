@@ -98,8 +98,10 @@ def test_one_call_of_a_guests_kernel_serves_all_relations_of_a_layer(
     if model != "hgt":  # which takes the weighted sums of a node type at once
         relations = [len(block.edges) for block in engine.sample(steps[0], 0).blocks]
         assert relations[0] > relations[1] > 1
-        assert [int(n) for _, n in calls] == [
-            n for _ in steps for n in relations for _ in operators]
+        # All that multiply by weights at the same place are in one call: before or after the sums.
+        served = [int(n) for _, n in calls]
+        assert sum(served) == len(steps) * sum(relations) * len(operators)
+        assert len(served) <= 2 * len(steps) * len(relations) * len(operators)
 
 
 @pytest.mark.parametrize(("replication", "shared"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,21 +162,46 @@ def test_a_kernel_is_never_called_for_no_relation(tmp_path: Path, layer: type) -
     assert min(calls) > 0
 
 
-@pytest.mark.parametrize("layer", [RGCNLayer, RGATLayer, HGTLayer])
+def one_for_all_types(model: HGNN) -> None:
+    for layer in model.layers:
+        for linears in (layer.keys, layer.values):
+            for name in linears:
+                linears[name] = next(iter(linears.values()))
+
+
+@pytest.mark.parametrize(("layer", "change"), [
+    (RGCNLayer, None), (RGATLayer, None), (HGTLayer, None), (HGTLayer, one_for_all_types)])
 def test_products_before_sums_are_those_after(
-        tmp_path: Path, layer: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+        tmp_path: Path, layer: type, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
     for name, before in (("after", False), ("before", True)):
         for module in (relations, hgt):
             monkeypatch.setattr(module, "attended_before", lambda *_, is_so=before: is_so)
         monkeypatch.setattr(relations, "MARGIN", 1e9 if before else 0)
-        out = output_of(tmp_path / name, layer, found)
+        out = output_of(tmp_path / name, layer, found, change)
         found[-1] = [out, *torch.autograd.grad(out.square().sum(), found[-1], allow_unused=True)]
     for after, before in zip(*found):
         torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-12)
 
 
-def output_of(path: Path, layer: type, parameters: list[Any] | None = None) -> torch.Tensor:
+def test_a_projection_that_was_exchanged_is_called(tmp_path: Path) -> None:
+    """As it is where it is normalised, watched or another module."""
+    called = []
+
+    def exchange(model: HGNN) -> None:
+        first, second, third = list(model.project)[:3]
+        torch.nn.utils.spectral_norm(model.project[first])
+        model.project[second].register_forward_hook(lambda *_: called.append(second))
+        model.project[third] = torch.nn.Sequential(model.project[third], torch.nn.ReLU())
+
+    parameters: list[Any] = []
+    output_of(tmp_path / "store", RGCNLayer, parameters, exchange).sum().backward()
+    assert called
+    assert all(p.grad is not None for p in parameters[0][:6])
+
+
+def output_of(path: Path, layer: type, parameters: list[Any] | None = None,
+              change: Callable[[HGNN], None] | None = None) -> torch.Tensor:
     """What two layers give for some papers; not every node type has in-edges in every layer.
 
     `parameters` takes those of the model, which then is in double precision.
@@ -187,6 +213,8 @@ def output_of(path: Path, layer: type, parameters: list[Any] | None = None) -> t
                      frozenset(source.node_counts), {"paper": 3}, layers=2, hidden=4, heads=2)
     torch.manual_seed(0)
     model = HGNN(spec, layer)
+    if change is not None:
+        change(model)
     sampler = NeighborSampler(store, SamplingScope.of(make_plan(store.schema, "paper", 2, 1), 0),
                               [3, 3])
     batch = sampler.sample({"paper": np.arange(5)})

@@ -341,6 +341,16 @@ optimizer.param_groups[0]["lr"], schedule.lr = 1, 1
 assert model.resume(given["save"] + "-run", optimizer) == 1
 assert (optimizer.param_groups[0]["lr"], schedule.lr) == (0.125, 0.25)
 
+# After a backward pass that failed a loop goes on from a checkpoint.
+failing = head.weight.register_hook(lambda grad: 1 / 0)
+try:
+    batches[0].mean(model(batches[0])["paper"].logsumexp(1)).backward()
+except ZeroDivisionError:
+    failing.remove()
+assert model.resume(given["save"] + "-run", optimizer) == 1
+batches[0].mean(model(batches[0])["paper"].logsumexp(1)).backward()
+rows.step()
+
 class Normed(HGNN):
     def __init__(self):
         super().__init__(part.spec(), RGCNLayer)

@@ -27,7 +27,7 @@ class DistributedPyG(DistributedModel):
 
     def __init__(self, module: nn.Module, part: Partition) -> None:
         several = part.group.size > 1
-        proof = HopProof(part, module) if several else None
+        proof = HopProof(part) if several else None
         merging = Merging(module, part.group) if several else None
         super().__init__(module, part, merged=merging or module)
         self.proof = proof

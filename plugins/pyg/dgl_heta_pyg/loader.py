@@ -156,7 +156,8 @@ class NeighborLoader(Loader):
             store.input_id = torch.from_numpy(
                 order[np.searchsorted(self._ids[ntype], seeds, sorter=order)])
             if ntype in self._labelled:
-                store.y = step.labels[ntype]
+                store.y = torch.from_numpy(self.part.labels(ntype).rows(seeds)).to(
+                    self.part.device)
 
 
 def _check_plan(part: Partition) -> None:

@@ -8,7 +8,7 @@ own seeds and gradients must be those of the merged model.
 
 from __future__ import annotations
 
-import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,21 +24,22 @@ from dgl_heta.tools import Comm, Place, Proofs
 from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.relation_edges import RelationEdges
 
+log = logging.getLogger("dgl_heta")
 _CAUSE = "proof"
 Call = Callable[[Any, Any], Any]
+Leaf = tuple[str, Tensor]
+
+
+class _NotProvedError(Exception):
+    """It cannot be proved: on all workers."""
 
 
 class HopProof(Proofs):
-    """Proves steps of a model on several workers; all make it and call it alike.
+    """Proves steps of a model on several workers; all make it and call it alike."""
 
-    Parameters
-    ----------
-    module : the model before anything of it is merged; a copy is kept.
-    """
-
-    def __init__(self, part: Partition, module: nn.Module) -> None:
+    def __init__(self, part: Partition) -> None:
         super().__init__(part, None)
-        self._plain, self._group = copy.deepcopy(module), part.group
+        self._group = part.group
 
     def due(self, place: Place | None) -> bool:
         """Return whether to prove a step: the first call in any case."""
@@ -46,43 +47,61 @@ class HopProof(Proofs):
         return first or super().due(place)
 
     def prove(self, module: nn.Module, merged: Call, hops: Hops, given: Any) -> None:
-        """Compare a call of the merged model, `(args, kwargs)`, with one of the plain model.
+        """Compare a call of the merged model, `(args, kwargs)`, with one of the model by itself.
 
         Raises
         ------
         HetaError
             They differ: on all workers.
         """
-        started, name = time.perf_counter(), type(module).__name__
-        graph, given = _Joined(self._group, hops), _copied(given)
-        with evaluating(module), torch.enable_grad():
-            ours = _Result(module, hops, lambda: merged(*_copied(given)))
-            state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            plain_args, plain_kwargs = graph.joined(given)
-            self._plain.eval()
-            plain = _Result(module, hops, lambda: torch.func.functional_call(
-                self._plain, state, plain_args, plain_kwargs))
-            differs = self._differs(module, ours, plain)
-            if differs and self._any(ours.differs(_Result(
-                    module, hops, lambda: merged(*_copied(given))))):
-                differs, self.told = "", f"{name} returns other rows each time, in evaluation, too"
+        started, differs = time.perf_counter(), ""
+        try:
+            with evaluating(module), torch.enable_grad():
+                differs = self._compared(module, merged, hops, given)
+            self.proved += 1
+        except _NotProvedError as reason:
+            if self.told is None and self._part.rank == 0:
+                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
+            self.told = self.told or str(reason)
         self.seconds += time.perf_counter() - started
         if differs:
             raise HetaError(
-                f"{name} does not compute on several workers what it computes on one: {differs}. "
-                "Usual causes: nodes of a batch that are taken together (a mean, a softmax or a "
-                "normalisation over rows), of which no worker has all; edges that are read outside "
-                "of a convolution. Compute each row from its own edges, or use one worker (--parts "
-                "1); run.prove=off trains without the proof")
-        self.proved += not self.told
+                f"{type(module).__name__} does not compute on several workers what it computes on "
+                f"one: {differs}. Usual causes: nodes of a batch that are taken together (a mean, "
+                "a softmax or a normalisation over rows), of which no worker has all; edges that "
+                "are read outside of a convolution. Compute each row from its own edges, or use "
+                "one worker (--parts 1); run.prove=off trains without the proof")
+
+    def _compared(self, module: nn.Module, merged: Call, hops: Hops, given: Any) -> str:
+        """What differs, "" if nothing does; the same on all workers."""
+        group, name = self._group, type(module).__name__
+        graph, given = _Joined(group, hops), _copied(given)
+        found = _leaves(merged(*_copied(given)))
+        kinds = _agreed(group, found, hops)
+        if not kinds:
+            raise _NotProvedError(f"{name} returns no rows of seeds")
+        ours = _Result(group, module, found, kinds, hops)
+        args, kwargs = graph.joined(given)
+        # Outside of a merged model its modules compute what they did before.
+        try:
+            plain, text = _leaves(module(*args, **kwargs)), ""
+            if any(key not in plain or len(plain[key][1]) < hops.seeds[t].own
+                   for key, t in kinds.items()):
+                text = "it returns something else by itself"
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        if texts := [one for one in group.all_gather_json(text, _CAUSE) if one]:
+            raise _NotProvedError(f"{name} does not run on the edges of all workers ({texts[0]})")
+        differs = self._differs(module, ours, _Result(group, module, plain, kinds, hops))
+        if differs:
+            again = _Result(group, module, _leaves(merged(*_copied(given))), kinds, hops)
+            if any(group.all_gather_json(bool(ours.differs(again)), _CAUSE)):
+                raise _NotProvedError(f"{name} returns other rows each time, in evaluation, too")
+        return differs
 
     def _differs(self, module: nn.Module, ours: _Result, plain: _Result) -> str:
-        """What differs; the same on all workers."""
         found = ours.differs(plain)
-        grads = ours.grads is not None and plain.grads is not None
-        if all(self._group.all_gather_json(grads, _CAUSE)):
-            assert ours.grads is not None
-            assert plain.grads is not None
+        if ours.grads is not None and plain.grads is not None:  # on all workers, or on none
             sums = self._group.all_reduce(torch.stack([ours.grads, plain.grads]), "sum", _CAUSE)
             names = [(key, p.numel()) for key, p in module.named_parameters() if p.requires_grad]
             most = float(sums[1].abs().max()) if sums.numel() else 0.0
@@ -93,31 +112,59 @@ class HopProof(Proofs):
         said = [text for text in self._group.all_gather_json(found, _CAUSE) if text]
         return said[0] if said else ""
 
-    def _any(self, found: str) -> bool:
-        return any(self._group.all_gather_json(bool(found), _CAUSE))
-
 
 class _Result:
     """What a model returns for the own seeds, and the gradients of numbers that follow from it."""
 
-    def __init__(self, module: nn.Module, hops: Hops, call: Callable[[], Any]) -> None:
-        self.rows = {key: rows[:hops.seeds[t].own] for key, t, rows in _rows_of(call(), hops)}
-        parameters = [p for p in module.parameters() if p.requires_grad]
+    def __init__(self, group: Comm, module: nn.Module, leaves: Mapping[str, Leaf],
+                 kinds: Mapping[str, str], hops: Hops) -> None:
+        self.rows = {key: leaves[key][1][:hops.seeds[t].own] for key, t in kinds.items()}
         self.exact = all(rows.dtype == torch.float64 for rows in self.rows.values())
-        loss = sum(((rows.double() * _weights(rows)).sum() for rows in self.rows.values()),
-                   torch.zeros((), dtype=torch.float64))
+        # Of all outputs, so that a backward pass comes to the same exchanges on all workers.
+        loss = sum([(rows.double() * _weights(rows)).sum() for rows in self.rows.values()]
+                   + [0 * x.double().nan_to_num(0, 0, 0).sum() for _, x in leaves.values()])
+        parameters = [p for p in module.parameters() if p.requires_grad]
         self.grads = None
-        if parameters and isinstance(loss, Tensor) and loss.requires_grad:
+        if all(group.all_gather_json(bool(
+                parameters and isinstance(loss, Tensor) and loss.requires_grad), _CAUSE)):
+            assert isinstance(loss, Tensor)
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
             self.grads = torch.cat([(torch.zeros_like(p) if g is None else g).double().flatten()
                                     for p, g in zip(parameters, grads)]).cpu()
 
     def differs(self, other: _Result) -> str:
         for key, rows in self.rows.items():
-            there = other.rows.get(key)
-            if there is None or there.shape != rows.shape or _apart(rows, there, self.exact):
+            there = other.rows[key]
+            if there.shape != rows.shape or _apart(rows, there, self.exact):
                 return f"output {key} of own seeds differs" if key else "its output differs"
         return ""
+
+
+def _agreed(group: Comm, leaves: Mapping[str, Leaf], hops: Hops) -> dict[str, str]:
+    """Output → the type of seeds whose rows it has on all workers, for those of which that is
+    sure."""
+    fits = {key: [named] if named in hops.nodes else [
+        t for t, nodes in hops.nodes.items() if len(x) == len(nodes)
+        or (t in hops.seeds and len(x) in (hops.seeds[t].own, hops.seeds[t].total))]
+        for key, (named, x) in leaves.items()}
+    every = group.all_gather_json(fits, _CAUSE)
+    sure = {key: set.intersection(*(set(of.get(key, ())) for of in every)) for key in every[0]}
+    return {key: t for key, (t,) in ((k, v) for k, v in sure.items() if len(v) == 1)
+            if t in hops.seeds and hops.seeds[t].total}
+
+
+def _leaves(value: Any, key: str = "", named: str = "") -> dict[str, Leaf]:
+    """The rows in what a model returns, by their places, with the last name on the way."""
+    if isinstance(value, Tensor):
+        return {key: (named, value)} if value.dim() and value.is_floating_point() else {}
+    found: dict[str, Leaf] = {}
+    if isinstance(value, Mapping):
+        for name, x in value.items():
+            found |= _leaves(x, f"{key}['{name}']", str(name))
+    elif isinstance(value, list | tuple):
+        for place, x in enumerate(value):
+            found |= _leaves(x, f"{key}[{place}]", named)
+    return found
 
 
 class _Joined:
@@ -194,11 +241,17 @@ class _Joined:
         # An argument by itself is known by its length: rows or edges of one graph, where a type
         # stands after the other, or the rows of a type.
         sizes: dict[str, int] = {t: len(ids) for t, ids in self._hops.nodes.items()}
-        sizes |= {"all nodes": self._totals[0], "all edges": self._totals[1]}
+        if len(sizes) > 1:
+            sizes["all nodes"] = self._totals[0]
+        if len(self._edges) > 1:
+            sizes["all edges"] = self._totals[1]
         fits = [kind for kind, size in sizes.items() if size == len(value)]
         kind, *others = sorted(set.intersection(*map(set, self._group.all_gather_json(
             fits, _CAUSE)))) or [None]
-        if kind is None or others:
+        if others:
+            raise _NotProvedError(f"an argument of {len(value)} rows may be of {kind} or "
+                                  f"{others[0]}")
+        if kind is None:
             return value
         if kind == "all nodes":
             return torch.cat([self._of_nodes(t, x) for t, x in zip(
@@ -248,24 +301,6 @@ class _Joined:
         flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
         every = self._group.all_gather_rows(flat, sizes, _CAUSE)
         return [piece.reshape(-1, *rows.shape[1:]) for piece in every.split(sizes)]
-
-
-def _rows_of(value: Any, hops: Hops, key: str = "", ntype: str | None = None
-             ) -> Iterator[tuple[str, str, Tensor]]:
-    """The rows of target types in what a model returns: a name, the type, the rows."""
-    seeds = [t for t, share in hops.seeds.items() if share.total]
-    ntype = ntype or (seeds[0] if len(seeds) == 1 else None)
-    if isinstance(value, Tensor):
-        if ntype and value.dim() and value.is_floating_point() and (
-                len(value) >= hops.seeds[ntype].own):
-            yield key, ntype, value
-    elif isinstance(value, Mapping):
-        for name, x in value.items():
-            if name in seeds or name not in hops.nodes:
-                yield from _rows_of(x, hops, f"{key}['{name}']", name if name in seeds else ntype)
-    elif isinstance(value, list | tuple):
-        for place, x in enumerate(value):
-            yield from _rows_of(x, hops, f"{key}[{place}]", ntype)
 
 
 def _weights(rows: Tensor) -> Tensor:

@@ -1,0 +1,39 @@
+"""What is proved of PyG models on several workers, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.making import make_plan
+from dgl_heta.store import Store, write_store
+from tests.support import warm
+from tests.support.graphs import academic, with_tasks
+from tests.support.waiting import PATIENCE
+
+WORKER = Path(__file__).parent / "proved_worker.py"
+
+
+def test_models_are_proved_where_they_can_be_and_it_is_said_where_not(tmp_path: Path) -> None:
+    write_store(with_tasks(academic(papers=120)), tmp_path / "store")
+    store = Store(tmp_path / "store")
+    for name, targets in (("paper", ["paper"]), ("two", ["paper", "author"])):
+        write_partition(store, make_plan(store.schema, targets, 2, 2), tmp_path / name)
+    done = subprocess.run(
+        [warm.python("torch_geometric.nn"), "-m", "torch.distributed.run", "--standalone",
+         "--nproc-per-node", "2", str(WORKER), str(tmp_path / "paper"), str(tmp_path / "two")],
+        capture_output=True, text=True, timeout=PATIENCE)
+    if done.returncode:
+        pytest.fail(done.stderr[-3000:])
+    of_worker, other = (json.loads(line) for line in done.stdout.splitlines())
+    assert of_worker == other
+    wrong = of_worker.pop("wrong rows of two targets")
+    assert "Model does not compute on several workers what it computes on one: output [0]" in wrong
+    scores = of_worker.pop("scores of links")
+    assert scores[0] == 1 or "returns no rows of seeds" in scores[1]
+    assert of_worker.pop("numbers that change") == [3, None]
+    assert set(map(str, of_worker.values())) == {"[1, None]"}
