@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.cli.conftest import heta  # noqa: F401
 from tests.support.needs import pytest_runtest_setup  # noqa: F401
 from tests.support.plugins import ROOT, distribution
 from tests.support.warm_workers import warm_workers  # noqa: F401

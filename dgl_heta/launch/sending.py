@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class Sender:
     python: str = sys.executable
     overwrite: bool = False
     _running: set[subprocess.Popen[str]] = field(default_factory=set)
+    _ended: threading.Event = field(default_factory=threading.Event)
 
     def send(self, stagings: Sequence[tuple[Host, Staging]],
              report: Callable[[Host, str], None] = lambda host, what: None) -> list[bool]:
@@ -88,6 +90,7 @@ class Sender:
                 wait(running)
             except BaseException:  # Ctrl-C, SIGTERM: the pool would wait until all is sent
                 pool.shutdown(wait=False, cancel_futures=True)
+                self._ended.set()
                 for child in [*self._running]:
                     child.terminate()
                 raise
@@ -187,6 +190,8 @@ class Sender:
         child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True, errors="replace")
         self._running.add(child)
+        if self._ended.is_set():  # meanwhile
+            child.terminate()
         try:
             out, complaints = child.communicate(told, limit)
         finally:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.moment_kernels import find_rows, visible
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.sampling_kernels import BAD, find_rows, visible
+from dgl_heta.sampling.sampling_kernels import BAD
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 

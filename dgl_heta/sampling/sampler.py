@@ -30,12 +30,9 @@ from dgl_heta.store import CSC, Store
 
 Fanout = int | Mapping[Relation, int]
 """In-edges to sample of a node by each relation, or by one that is named; -1 for all."""
-
-
 Agree = Callable[[Mapping[str, np.ndarray]], Mapping[str, Sequence[np.ndarray]]]
 """Given this worker's new nodes per type, those of all workers that hold the type in common, in
 rank order. Every worker of the group calls it alike."""
-
 Deliver = Callable[[Mapping[str, np.ndarray], Mapping[str, Sequence[int]]],
                    Mapping[str, Sequence[np.ndarray]]]
 """Given this worker's rows per type, and per type the workers of the group that aggregate them,

@@ -8,7 +8,7 @@ https://doi.org/10.1145/2660193.2660195), a sample without replacement is Floyd'
 
 Where edges have times, a node sees those in-edges that are there at a time of its own. They are its
 first ones, as in-edges ascend by time. `until` has their numbers, keys of the draws, and whether
-the latest are drawn (:func:`visible`).
+the latest are drawn (:mod:`dgl_heta.sampling.moment_kernels`).
 
 `indptr` and `indices` are mapped files, which can change at any time, so kernels check each number
 that they read from them and use as an index. Each is read once: what was checked is what is used.
@@ -22,7 +22,7 @@ from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
 
 _MASK = (1 << 64) - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_key(*numbers: int) -> int:
@@ -36,7 +36,8 @@ def hash_key(*numbers: int) -> int:
 
 
 @kernel
-def _mix(value):  # type: ignore[no-untyped-def]
+def mix(value):  # type: ignore[no-untyped-def]
+    """The hash of a number (the finaliser)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -46,65 +47,6 @@ BATCH = 32
 """How many drawn edges are read before their sources are looked up."""
 BAD = -1
 """The number of edges that kernels return where a number in a file leads out of an array."""
-
-
-@kernel
-def visible(  # type: ignore[no-untyped-def]
-        indptr, times, nodes, at, strict, key, degrees, keys):
-    """Fill `degrees` with how many in-edges of each node are there at its time, or with `strict`
-    before it, and `keys` with the key of its draw; return the nodes' number, or BAD.
-
-    `times` (int64) are of the edges, ascending among a node's.
-    """
-    for i in range(len(nodes)):
-        prefetch(indptr, nodes, i + AHEAD)
-        if i + AHEAD < len(nodes) and 0 <= nodes[i + AHEAD] < len(indptr) - 1:
-            prefetch_row(times, (indptr[nodes[i + AHEAD]] + indptr[nodes[i + AHEAD] + 1]) // 2)
-        node = nodes[i]
-        if node < 0 or node >= len(indptr) - 1:
-            return BAD
-        begin = indptr[node]
-        low = begin
-        high = indptr[node + 1]
-        if begin < 0 or high < begin or high > len(times):
-            return BAD
-        while low < high:
-            middle = (low + high) // 2
-            if times[middle] < at[i] or (times[middle] == at[i] and not strict):
-                low = middle + 1
-            else:
-                high = middle
-        degrees[i] = low - begin
-        keys[i] = _mix(key ^ (np.uint64(at[i]) * _GOLDEN))
-    return len(nodes)
-
-
-@kernel
-def find_rows(ids, indptr, shifts, out, table, rows, size, grow):  # type: ignore[no-untyped-def]
-    """Fill `out` with the rows of ids, of which there are too many for :func:`give_rows`: `table`
-    (int32, more entries than rows, a power of two) has rows by the hashes of their ids, and -1.
-    Ids without a row get new ones with `grow`, else -1. Returns how many rows there are then.
-
-    `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are meant;
-    without `indptr`, None, all are as they are.
-    """
-    mask = np.uint64(len(table) - 1)
-    node = 0
-    for i in range(len(ids)):
-        wanted = np.int64(ids[i])
-        if indptr is not None:
-            while indptr[node + 1] <= i:
-                node += 1
-            wanted += shifts[node]
-        at = np.int64(_mix(np.uint64(wanted)) & mask)
-        while table[at] >= 0 and rows[table[at]] != wanted:
-            at = (at + 1) & np.int64(mask)
-        if table[at] < 0 and grow:
-            table[at] = size
-            rows[size] = wanted
-            size += 1
-        out[i] = table[at]
-    return size
 
 
 @kernel
@@ -136,11 +78,11 @@ def count_sampled(indptr, nodes, fanout, edges, out, until=None):  # type: ignor
 @kernel
 def _choose(key, node, drawn, degree, positions):  # type: ignore[no-untyped-def]
     """Fill `positions` with `drawn` of `degree` numbers, without replacement (Floyd)."""
-    state = _mix(key ^ (np.uint64(node) * _GOLDEN))
+    state = mix(key ^ (np.uint64(node) * GOLDEN))
     for k in range(drawn):
         top = degree - drawn + k
-        state += _GOLDEN
-        position = np.int64(_mix(state) % np.uint64(top + 1))
+        state += GOLDEN
+        position = np.int64(mix(state) % np.uint64(top + 1))
         for j in range(k):
             if positions[j] == position:
                 position = top
@@ -159,10 +101,10 @@ def _choose_weighted(key, node, drawn, weights, positions, keys):  # type: ignor
     """
     if drawn == 0:
         return
-    state = _mix(key ^ (np.uint64(node) * _GOLDEN))
+    state = mix(key ^ (np.uint64(node) * GOLDEN))
     for position in range(len(weights)):
-        state += _GOLDEN
-        chance = (np.float64(_mix(state) >> np.uint64(12)) + 0.5) / 4503599627370496.0
+        state += GOLDEN
+        chance = (np.float64(mix(state) >> np.uint64(12)) + 0.5) / 4503599627370496.0
         own = np.log(-np.log(chance)) - np.log(weights[position])
         k = position
         if position >= drawn:
@@ -189,12 +131,12 @@ def _choose_left(  # type: ignore[no-untyped-def]
     """
     if drawn == 0:
         return 0
-    state = _mix(key ^ (np.uint64(node) * _GOLDEN))
+    state = mix(key ^ (np.uint64(node) * GOLDEN))
     degree = end - begin
     accepted = 0
     for _ in range(4 * drawn if degree > 2 * drawn else 0):
-        state += _GOLDEN
-        position = int(_mix(state) % np.uint64(degree))
+        state += GOLDEN
+        position = int(mix(state) % np.uint64(degree))
         if not _is_among(positions, accepted, position) and not _is_left_out(
                 left_out, np.int64(indices[begin + position]), node):
             positions[accepted] = position
@@ -209,8 +151,8 @@ def _choose_left(  # type: ignore[no-untyped-def]
         at = tried + seen
         seen += 1
         if at >= drawn:
-            state += _GOLDEN
-            at = tried + int(_mix(state) % np.uint64(seen))
+            state += GOLDEN
+            at = tried + int(mix(state) % np.uint64(seen))
         if at < drawn:
             positions[at] = position
     return min(tried + seen, drawn)
@@ -463,7 +405,7 @@ def _is_listed(numbers, number):  # type: ignore[no-untyped-def]
 
 @kernel
 def _chance(salt, pair):  # type: ignore[no-untyped-def]
-    mixed = _mix(salt ^ (np.uint64(pair) * _GOLDEN))
+    mixed = mix(salt ^ (np.uint64(pair) * GOLDEN))
     return np.float64(mixed >> np.uint64(11)) / 9007199254740992.0
 
 

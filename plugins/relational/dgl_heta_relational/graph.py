@@ -228,9 +228,9 @@ class _Reading:
                                  "as 2013-09-01 00:00:00") from None
             return int(seconds_of(when)[0])
         if until is None and times:
-            self._notes.append("no row for its time: means and categories are of all rows, as "
-                               "neither plugins.relational.train_until nor a split by time says "
-                               "where training ends")
+            log.warning("means and categories are of all rows, later ones, too: nothing says where "
+                        "training ends; give plugins.relational.train_until, or a column 'split' "
+                        "in --task")
         return until
 
     def _times(self, table: Table, column: Any) -> np.ndarray:

@@ -198,7 +198,7 @@ def arrow_type(declared: Any) -> Any:
     """Arrow's type for what a column is declared as; None if there is none."""
     try:
         declared = declared.as_generic()
-    except NotImplementedError:
+    except NotImplementedError:  # a type of one database alone
         return None
     if isinstance(declared, types.Numeric) and not isinstance(declared, types.Float):
         return pa.int64() if declared.scale == 0 and (declared.precision or 99) < 19 else (

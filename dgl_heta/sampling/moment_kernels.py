@@ -1,0 +1,68 @@
+"""Compiled loops of batches whose seeds have times: which edges a node sees, and rows of pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dgl_heta.sampling.sampling_kernels import BAD, GOLDEN, mix
+from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
+
+
+@kernel
+def visible(  # type: ignore[no-untyped-def]
+        indptr, times, nodes, at, strict, key, degrees, keys):
+    """Fill `degrees` with how many in-edges of each node are there at its time, or with `strict`
+    before it, and `keys` with the key of its draw; return the nodes' number, or BAD.
+
+    `times` (int64) are of the edges, ascending among a node's.
+    """
+    for i in range(len(nodes)):
+        prefetch(indptr, nodes, i + AHEAD)
+        if i + AHEAD < len(nodes) and 0 <= nodes[i + AHEAD] < len(indptr) - 1:
+            prefetch_row(times, (indptr[nodes[i + AHEAD]] + indptr[nodes[i + AHEAD] + 1]) // 2)
+        node = nodes[i]
+        if node < 0 or node >= len(indptr) - 1:
+            return BAD
+        begin = indptr[node]
+        low = begin
+        high = indptr[node + 1]
+        if begin < 0 or high < begin or high > len(times):
+            return BAD
+        while low < high:
+            middle = (low + high) // 2
+            if times[middle] < at[i] or (times[middle] == at[i] and not strict):
+                low = middle + 1
+            else:
+                high = middle
+        degrees[i] = low - begin
+        keys[i] = mix(key ^ (np.uint64(at[i]) * GOLDEN))
+    return len(nodes)
+
+
+@kernel
+def find_rows(ids, indptr, shifts, out, table, rows, size, grow):  # type: ignore[no-untyped-def]
+    """Fill `out` with the rows of ids, of which there are too many for :func:`give_rows`: `table`
+    (int32, more entries than rows, a power of two) has rows by the hashes of their ids, and -1.
+    Ids without a row get new ones with `grow`, else -1. Returns how many rows there are then.
+
+    `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are meant;
+    without `indptr`, None, all are as they are.
+    """
+    mask = np.uint64(len(table) - 1)
+    node = 0
+    for i in range(len(ids)):
+        wanted = np.int64(ids[i])
+        if indptr is not None:
+            while indptr[node + 1] <= i:
+                node += 1
+            wanted += shifts[node]
+        at = np.int64(mix(np.uint64(wanted)) & mask)
+        while table[at] >= 0 and rows[table[at]] != wanted:
+            at = (at + 1) & np.int64(mask)
+        if table[at] < 0 and grow:
+            table[at] = size
+            rows[size] = wanted
+            size += 1
+        out[i] = table[at]
+    return size
