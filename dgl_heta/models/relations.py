@@ -160,7 +160,8 @@ class Relations(tuple[Edges, ...]):
     """The in-edges by several relations of a block.
 
     What :class:`Edges` does for one relation, its methods do for all of them, in one call of the
-    kernel; arguments and results are lists with an entry for each relation.
+    kernel, or one for those that multiply by weights before the sums and one for those that do so
+    after; arguments and results are lists with an entry for each relation.
 
     Attributes
     ----------
