@@ -234,8 +234,15 @@ class _Joined:
         if not isinstance(value, Tensor) or not value.dim():
             return value
         if key in self._edges:
-            return self._of_edges(key, value)
-        return self._of_nodes(key, value) if key in self.at else self._by_length(value)
+            fits = self._everywhere(len(value) == len(self._kept[key]))
+            return self._of_edges(key, value) if fits else value
+        if key in self.at:  # of a type that this worker does not read it has no rows
+            fits = self._everywhere(len(value) in (0, len(self.at[key][self._group.rank])))
+            return self._of_nodes(key, value) if fits else value
+        return self._by_length(value)
+
+    def _everywhere(self, here: bool) -> bool:
+        return all(self._group.all_gather_json(here, _CAUSE))
 
     def _by_length(self, value: Tensor) -> Tensor:
         # An argument by itself is known by its length: rows or edges of one graph, where a type

@@ -56,6 +56,10 @@ def main(paper: str, two: str) -> None:
         "rows of another type, too": said_of(part, loader, lambda rows, x: (rows, x["author"])),
         "under other names": said_of(
             part, loader, lambda rows, x: {"logits": rows, "emb": x["author"]}),
+        "numbers of types": said_of(
+            part, loader, lambda rows, x, ones, weights: rows * ones["paper"] * weights[CITES],
+            lambda batch: (batch.x_dict, batch.edge_index_dict, {"paper": torch.ones(4)},
+                           {CITES: torch.ones(4)})),
         "numbers that change": said_of(part, loader, lambda rows, x: rows, steps=3),
         "rows alone": said_of(part, loader, lambda rows, x: rows,
                               lambda batch: (batch["paper"].x, batch.edge_index_dict)),
