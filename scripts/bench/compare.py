@@ -87,7 +87,7 @@ DELEGATED = "-delegated"
 OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
 STAGES = ("sample", "features", "forward", "backward", "update")
 FILLING = 1  # more epochs of metis+cache: after that which counts visits one fills the cache
-KEYS = ("shape", "cohesion", "model", "hosts", "rate", "hidden", "fanouts")
+KEYS = ("shape", "cohesion", "correlation", "model", "hosts", "rate", "hidden", "fanouts")
 COLUMNS = (Column("s/step", "seconds", digits=3), Column("METIS ÷ this", "faster"),
            Column("MB/step", "bytes", 1e-6), Column("fewer bytes, %", "fewer", digits=1),
            Column("GB per host", "memory", 1e-9), Column("last loss", "loss", digits=3),
@@ -106,25 +106,29 @@ class Setting:
     cohesion: float
     model: str
     hosts: int
+    correlation: float = 0.0
 
     @property
     def dataset(self) -> str:
         """The graph, as `dgl-heta` knows it."""
         if self.scale is None:
             return self.shape
-        return f"synthetic-{self.shape}:scale={self.scale:g},cohesion={self.cohesion:g}"
+        return (f"synthetic-{self.shape}:scale={self.scale:g},cohesion={self.cohesion:g},"
+                f"correlation={self.correlation:g}")
 
     @property
     def name(self) -> str:
         """The graph, in names of files."""
         if self.scale is None:
             return re.sub(r"\W+", "-", self.shape)
-        return f"{self.shape}-{self.scale:g}" + (f"-{self.cohesion:g}" if self.cohesion else "")
+        return f"{self.shape}-{self.scale:g}" + (f"-{self.cohesion:g}" if self.cohesion else "") \
+            + (f"-degrees{self.correlation:g}" if self.correlation else "")
 
 
 def settings(args: argparse.Namespace) -> list[Setting]:
     """In the order of the command; only synthetic graphs have scales and communities."""
-    return [Setting(shape, args.scales[shape], cohesion, model, hosts)
+    return [Setting(shape, args.scales[shape], cohesion, model, hosts,
+                    args.correlation if args.scales[shape] is not None else 0.0)
             for shape in args.shapes
             for cohesion in (args.cohesion if args.scales[shape] is not None else [0.0])
             for hosts in args.hosts for model in args.models]
@@ -312,6 +316,8 @@ def main() -> None:
     options.add_argument("--scale", type=float, help="of synthetic graphs (default: by shape)")
     options.add_argument("--cohesion", type=float, nargs="+", default=[0.0], help="least shares of "
                          "relations' edges within communities, which METIS can find (default: 0)")
+    options.add_argument("--correlation", type=float, default=0.0, metavar="SHARE", help="how much "
+                         "a node's degrees in its relations are alike, 0 to 1 (default: 0)")
     options.add_argument("--models", nargs="+", default=["rgcn"],
                          choices=["rgcn", "rgat", "hgt", "hgt-exact"])
     options.add_argument("--systems", nargs="+", choices=list(SYSTEMS),

@@ -52,8 +52,10 @@ def real(systems: str, models: str = "rgcn", more: str = "") -> Call:
 def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels: str) -> Call:
     """What `dgl-heta plan --compare` counts of a synthetic graph."""
     small = f"{SMALL[graph]:g}"
-    return Call("dgl-heta", "plan", *(f"synthetic-{graph}:scale={s} --compare {more}".replace(
-        ":scale=", f":cohesion={labels.get('cohesion', '0')},scale=") for s in (scale, small)),
+    degrees = {k: labels.get(k, "0") for k in ("cohesion", "correlation")}
+    drawn = ",".join(f"{k}={v}" for k, v in degrees.items())
+    return Call("dgl-heta", "plan", *(f"synthetic-{graph}:{drawn},scale={s} --compare {more}"
+                                      for s in (scale, small)),
         read=rows_of("methods"), labels=tuple({"graph": graph, **labels}.items()),
         full_only=full_only)
 
@@ -111,10 +113,12 @@ HETA = (
                  for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,
            says="messages are proportional to boundary nodes, whatever the fanout."),
     Figure("heta-prop3", "Boundary nodes against cut edges (Prop. 3)",
-           (*(planned(g, s, "", full_only=g == "mag" or c == "0.5", cohesion=c)
-              for g, s in (("mag", "0.05"), ("freebase", "0.02")) for c in ("0", "0.5", "0.95")),
+           (*(planned(g, s, "", full_only=g == "mag" or c == "0.5" or d != "0", cohesion=c,
+                      correlation=d)
+              for g, s in (("mag", "0.05"), ("freebase", "0.02")) for c in ("0", "0.5", "0.95")
+              for d in ("0", "0.9")),
             *(planned_real(g, "--fanouts 10,5") for g in REAL.split())),
-           ("graph", "cohesion", "name"),
+           ("graph", "cohesion", "correlation", "name"),
            (Column("boundary nodes", "boundary_nodes", digits=0),
             Column("cut edges", "cut_edges", digits=0), STEP_BYTES),
            says="max |B(G1)|, |B(G2)| ≤ E(G1, G2)."),
@@ -127,8 +131,10 @@ HETA = (
                "donor": (9.7e6, 7, 2.5e7, 14, 7, 2), "igb-het": (2.6e7, 4, 4.9e8, 7, 4, 2983),
                "mag240m": (2.4e8, 3, 3.4e9, 5, 1, 153)}.items()}),
     Figure("heta-table2", "Bytes between two machines, R-GCN",
-           (beside("metis metis-vol heta heta-exact"), real("metis metis-vol heta heta-exact")),
-           ("shape", "cohesion", "system"),
+           (beside("metis metis-vol heta heta-exact"),
+            replace(beside("metis metis-vol heta heta-exact", more="--correlation 0.9"),
+                    full_only=True), real("metis metis-vol heta heta-exact")),
+           ("shape", "cohesion", "correlation", "system"),
            (BYTES, FEWER, Column("sampling", "causes/sampling", 1e-6),
             Column("features", "causes/features", 1e-6),
             Column("learnable", "causes/learnable", 1e-6),
@@ -200,7 +206,8 @@ HETA = (
            ("graph", "policy", "capacity, MB", "type"), (Column("found, %", "hits", 100, 0),),
            says="MAG240M's papers 67 %, DGL-Opt 11 %; R-GAT on IGB-HET is the figure's own graph."),
     Figure("heta-fig13", "Seconds of an epoch of R-GAT against machines",
-           tuple(Call("compare.py", f"--systems metis heta --hosts {h} --global-batch 1024",
+           tuple(Call("compare.py", f"--systems metis metis-vol heta --hosts {h} "
+                      "--global-batch 1024",
                       f"--shapes donor mag --models rgat {STEADY} {CUTS}",
                       "--shapes donor --models rgat --scale 0.01", full_only=h not in (2, 4),
                       labels=(("cores of a host", f"{min(1, 2 / h):g}"),))
@@ -212,20 +219,21 @@ HETA = (
            missing=("one machine: DistDGL has nothing to move there (training.py --workers 1)",
                     GRAPHLEARN)),
     Figure("heta-fig14", "RAF without duplication of relations, and meta-partitioning",
-           (beside("metis relation-random heta"), real("metis relation-random heta")),
+           (beside("metis metis-vol relation-random heta"),
+            real("metis metis-vol relation-random heta")),
            ("shape", "cohesion", "system"), (FASTER, SECONDS, BYTES),
            says="RAF alone 1.2 to 2 × DGL on ogbn-mag, Freebase and MAG240M, at most 1.05 on "
                 "IGB-HET and Donor; meta-partitioning 1.5 to 2.3 × that, with 5 to 22 × fewer "
                 "messages."),
     Figure("heta-fig15", "Seconds against hidden width, R-GCN",
-           tuple(Call("compare.py", f"--systems metis metis+cache heta --hidden {w}",
+           tuple(Call("compare.py", f"--systems metis metis-vol metis+cache heta --hidden {w}",
                       f"--shapes mag donor --scale 0.05 {STEADY} {CUTS}",
                       "--shapes mag --scale 0.005",
                       full_only=w not in (64, 256)) for w in (64, 128, 256, 512, 1024)),
            ("shape", "cohesion", "hidden", "system"), (FASTER, SECONDS, BYTES),
            says="1.7 × over DGL-Opt at a width of 1,024, on ogbn-mag."),
     Figure("heta-fig16", "Seconds against fanout and hops, R-GCN",
-           tuple(Call("compare.py", f"--systems metis metis+cache heta --fanouts {f}",
+           tuple(Call("compare.py", f"--systems metis metis-vol metis+cache heta --fanouts {f}",
                       f"--shapes igb-het mag --scale 0.01 {STEADY} {CUTS}",
                       "--shapes igb-het --scale 0.0005", full_only=f not in ("10,10", "10,10,10"))
                  for f in ("10,10", "25,20", "40,40", "10,10,10", "25,20,20")),

@@ -62,7 +62,7 @@ def test_data_sets_are_listed_with_their_options(heta):
     listed = {d["name"]: d for d in heta("datasets", "--json").json}
     assert listed["debian"]["source"] == "dgl-heta-datasets"
     assert listed["synthetic-mag"]["source"] == "built in"
-    assert set(listed["synthetic-mag"]["options"]) == {"scale", "seed", "cohesion"}
+    assert set(listed["synthetic-mag"]["options"]) == {"scale", "seed", "cohesion", "correlation"}
     assert "synthetic-mag" in heta("datasets").out
 
 

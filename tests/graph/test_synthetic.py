@@ -328,10 +328,24 @@ def test_cohesion_keeps_edges_within_communities():
     assert SHAPES["mag"].cohesive(0) == SHAPES["mag"]
 
 
-@pytest.mark.parametrize("cohesion", [-0.1, 1.5, float("nan"), "1", True])
-def test_wrong_cohesion(cohesion):
-    with pytest.raises(InputError, match="cohesion is .*; it must be a number from 0 to 1"):
-        generate("mag", 0.001, 0, cohesion)
+def test_correlated_nodes_have_many_edges_in_all_their_relations():
+    def alike(correlation: float) -> float:
+        graph = generate("mag", 0.01, 0, 0, correlation)
+        assert graph.schema() == shape_schema("mag", 0.01)
+        degrees = [np.bincount(graph.edges[Relation("paper", name, to)].src,
+                               minlength=graph.node_counts["paper"])
+                   for name, to in (("has_topic", "field"), ("rev-writes", "author"))]
+        return float(np.corrcoef(np.log1p(degrees))[0, 1])
+
+    assert abs(alike(0)) < 0.05 < 0.6 < alike(0.9)
+    assert same(generate("mag", 0.002, 0, 0, 0), generate("mag", 0.002))
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan"), "1", True])
+@pytest.mark.parametrize("name", ["cohesion", "correlation"])
+def test_wrong_shares(name, value):
+    with pytest.raises(InputError, match=f"{name} is .*; it must be a number from 0 to 1"):
+        generate("mag", 0.001, 0, **{name: value})
 
 
 @pytest.mark.parametrize("seed", [-1, 0.5, "0"])

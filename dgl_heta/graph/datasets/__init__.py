@@ -15,13 +15,13 @@ class Synthetic(Dataset):
     def __init__(self, shape: str, title: str, scale: float) -> None:
         self.name, self.shape = f"synthetic-{shape}", shape
         self.description = f"synthetic, shape of {title}"
-        self.options = {"scale": scale, "seed": 0, "cohesion": 0.0}
+        self.options = {"scale": scale, "seed": 0, "cohesion": 0.0, "correlation": 0.0}
 
     def load(self, **options: Any) -> GraphSource:
         from dgl_heta.graph.datasets import synthetic
 
         return synthetic.generate(self.shape, options["scale"], options["seed"],
-                                  options["cohesion"])
+                                  options["cohesion"], options["correlation"])
 
     @classmethod
     def all(cls) -> list[Synthetic]:

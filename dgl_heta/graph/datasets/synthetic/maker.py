@@ -75,6 +75,8 @@ class Maker:
             community += rng.integers(self.per_class, size=count)
             community = community.astype(np.int32)
             shuffled = rng.permutation(np.arange(count, dtype=small))
+            if self.shape.correlation:
+                shuffled = np.argsort(-self.activity(ntype)).astype(small)
             order = shuffled[np.argsort(community[shuffled], kind="stable")]
             size = np.bincount(community, minlength=self.communities)
             first = np.cumsum(size) - size
@@ -84,6 +86,10 @@ class Maker:
             size[few] = least
             self._members[ntype] = _Members(community, order, first, size)
         return self._members[ntype]
+
+    def activity(self, ntype: str) -> np.ndarray:
+        """What degrees of a node have in common: normal, (nodes,)."""
+        return self.stream("activity", ntype).standard_normal(self.shape.nodes[ntype].count)
 
     def target_arrays(self) -> dict[str, np.ndarray]:
         """Label and masks of the target type."""
@@ -146,8 +152,12 @@ class Maker:
         other, hub = (self.shape.nodes[t].count for t in relation.ends)
         edges = relation.edges // (1 + relation.symmetric)
         least = min(1, edges // other)
-        weights = np.cumsum(rng.lognormal(0, relation.spread, other))
-        degrees = least + _shares(weights, edges - least * other)
+        common = self.shape.correlation
+        weights = rng.lognormal(0, relation.spread * math.sqrt(1 - common), other)
+        if common:
+            weights *= np.exp(relation.spread * math.sqrt(common)
+                              * self.activity(relation.ends[0]))
+        degrees = least + _shares(np.cumsum(weights), edges - least * other)
         cap = degree_cap(hub, relation.symmetric)
         surplus = int(np.maximum(degrees - cap, 0).sum())
         if surplus:

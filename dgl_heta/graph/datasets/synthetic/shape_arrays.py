@@ -11,8 +11,8 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
 
 
-def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0, cohesion: float = 0.0
-             ) -> GraphSource:
+def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0, cohesion: float = 0.0,
+             correlation: float = 0.0) -> GraphSource:
     """Make a graph in memory; equal arguments give equal graphs.
 
     Parameters
@@ -23,14 +23,15 @@ def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0, cohesion: fl
         shape and its name.
     cohesion : least share of every relation's edges that stay within a community, 0 … 1 (see
         :meth:`Shape.cohesive`): how good METIS's parts can be.
+    correlation : of a node's degrees in its relations, 0 … 1 (see :class:`Shape`).
 
     Raises
     ------
     InputError
-        An unknown shape, a scale that is not above 0, a negative seed, a cohesion that is no
-        share.
+        An unknown shape, a scale that is not above 0, a negative seed, a cohesion or a
+        correlation that is no share.
     """
-    maker = Maker(scaled_shape(shape, scale).cohesive(cohesion), seed)
+    maker = Maker(scaled_shape(shape, scale).cohesive(cohesion).correlated(correlation), seed)
     edges: dict[Relation, EdgeSource] = {}
     for relation in maker.shape.relations:
         ends = np.empty((2, relation.edges), maker.id_dtype(relation))
@@ -53,4 +54,5 @@ def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0, cohesion: fl
         {t: own for t, own in arrays.items() if own},
         Task(maker.shape.target, maker.shape.num_classes),
         {"origin": "synthetic", "shape": maker.shape.name, "scale": scale, "seed": seed,
-         **({"cohesion": cohesion} if cohesion else {})})
+         **({"cohesion": cohesion} if cohesion else {}),
+         **({"correlation": correlation} if correlation else {})})

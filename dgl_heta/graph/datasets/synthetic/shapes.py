@@ -81,7 +81,9 @@ class Shape:
 
     `labelled` target nodes are in one of the masks, in the shares `split` of training,
     validation and test; all target nodes have a label. Where a graph is scaled down, a class has at
-    least `nodes_per_class` of them.
+    least `nodes_per_class` of them. `correlation` is that of the logarithms of a node's degrees in
+    relations where it is not at the hub, through an activity that the node has in all of them; with
+    it the most active nodes are the most popular ones at hubs, too.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Shape:
     split: tuple[float, float, float] = (0.6, 0.2, 0.2)
     dtype: str = "float32"
     nodes_per_class: int = NODES_PER_CLASS
+    correlation: float = 0.0
 
     @property
     def communities_per_class(self) -> int:
@@ -119,14 +122,17 @@ class Shape:
         return replace(self, nodes=nodes, relations=tuple(relations), labelled=labelled,
                        num_classes=classes)
 
+    def correlated(self, correlation: float) -> Shape:
+        """This shape with degrees of a node that are alike in all its relations, 0 … 1."""
+        return replace(self, correlation=_share("correlation", correlation))
+
     def cohesive(self, share: float) -> Shape:
         """This shape with at least this share of every relation's edges within communities, 0 … 1.
 
         What is taken from other communities is taken from all of them in proportion. At the
         published shapes' own shares (0) METIS finds parts that are little better than random ones.
         """
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise InputError(f"cohesion is {quoted(share)}; it must be a number from 0 to 1")
+        _share("cohesion", share)
         return replace(self, relations=tuple(
             r if r.signal >= share else replace(
                 r, signal=share, related=r.related * (1 - share) / (1 - r.signal))
@@ -137,6 +143,12 @@ class Shape:
         width = np.dtype(self.dtype).itemsize
         return Schema({t: n.count for t, n in self.nodes.items()}, edges,
                       {t: n.dim * width for t, n in self.nodes.items() if n.dim})
+
+
+def _share(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{name} is {quoted(value)}; it must be a number from 0 to 1")
+    return value
 
 
 def degree_cap(hub_nodes: int, symmetric: bool) -> int:
