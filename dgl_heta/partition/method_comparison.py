@@ -75,6 +75,13 @@ class Partitioning:
     def total(self) -> int:
         return sum(self.bytes_per_epoch.values())
 
+    def to_json(self) -> dict[str, Any]:
+        """Its figures by name; null where there are none."""
+        figures = {**asdict(self), "total_bytes_per_epoch": self.total}
+        if self.missing is None:
+            return figures
+        return {**dict.fromkeys(figures), "name": self.name, "missing": self.missing}
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -88,8 +95,7 @@ class Comparison:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "methods": [{**asdict(m), "total_bytes_per_epoch": m.total}
-                                            for m in self.methods]}
+        return {**asdict(self), "methods": [m.to_json() for m in self.methods]}
 
 
 def compare(store: Store, request: PartitionRequest, work: Workload, steps: int = 3,

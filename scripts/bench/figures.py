@@ -82,7 +82,7 @@ PARTS = Call("compare.py", "--repeats 0 --systems metis random heta", f"--shapes
 
 HETA = (
     Figure("heta-example", "Bytes of a step of R-GCN on MAG240M, two machines (§4)",
-           (planned("mag240m", "0.01", "--batch-size 512 --fanouts 25,20"),),
+           (planned("mag240m", "0.005", "--batch-size 512 --fanouts 25,20"),),
            ("graph", "name"), PLANNED,
            paper={("DistDGL METIS",): {"MB of a step": 92.3},
                   ("meta, replication none",): {"MB of a step": 8.0},

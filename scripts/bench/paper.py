@@ -205,6 +205,7 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
             told = next((line for line in reversed(why) if "rror:" in line), why[-1])
             missing.append(f"`{runner.shown(call)}`: {told[:300]}"
                            + (f". To get it: {call.get}" if call.get else ""))
+    missing += [f"{row['name']}: {row['missing']}" for row in rows if row.get("missing")]
     found = gathered(figure, rows)
     curves = [c for row in rows for c in (figure.curve(row) if figure.curve else ())]
     first = [row["ours"].get(figure.columns[0].name, []) for row in found] if figure.columns else []

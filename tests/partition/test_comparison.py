@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
+from dgl_heta.partition import method_comparison
 from dgl_heta.partition.counted import count_rows
 from dgl_heta.partition.method_comparison import compare, counting_of
 from dgl_heta.partition.request import PartitionRequest
@@ -99,6 +100,16 @@ def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -
         assert method.total == 0
         assert method.replication_factor == 1
         assert method.memory_balance == method.edge_balance == 1
+
+
+def test_a_method_without_figures_has_none_in_json(store: Path, monkeypatch) -> None:
+    monkeypatch.setattr(method_comparison, "_METIS_EDGES", 10)
+    work, request = Workload(batch_size=12, fanouts=(3, 3)), PartitionRequest(2, ("paper",), 2)
+    rows = {row["name"]: row for row in
+            compare(Store(store), request, work, 1).to_json()["methods"]}
+    metis = rows["DistDGL METIS"]
+    assert rows["meta"].keys() == metis.keys()
+    assert {k for k, v in metis.items() if v is not None} == {"name", "missing"}
 
 
 def test_boundary_nodes_and_cut_edges_are_those_of_the_parts(store: Path) -> None:
