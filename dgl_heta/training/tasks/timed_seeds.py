@@ -18,12 +18,10 @@ from dgl_heta.graph.readers.named import IdColumns
 from dgl_heta.graph.readers.splits import WORDS, words
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import seconds
-from dgl_heta.graph.source import ALWAYS, MASKS
+from dgl_heta.graph.source import ALWAYS, MASKS, check_seconds
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 
-LATEST = 253_402_300_799
-"""The last second of the year 9999: a number after it is of another unit."""
 _ENDINGS = (".parquet", ".csv", ".arrow", ".feather")
 
 
@@ -210,15 +208,6 @@ def split_by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings
     first = np.inf if test is None else test
     return np.where(times >= first, 2, np.where(times >= (first if val is None else val), 1, 0)
                     ).astype(np.int8)
-
-
-def check_seconds(times: np.ndarray, name: Callable[[int], str]) -> None:
-    """Refuse times after the year 9999, which are no seconds; `name` says what has one."""
-    if len(wrong := np.flatnonzero(times > LATEST)):
-        time = int(times[wrong[0]])
-        raise InputError(f"{name(int(wrong[0]))} is at {time}, which is after the year 9999; times "
-                         "are whole seconds since 1970, so divide milliseconds by 1,000; "
-                         f"{several(len(wrong), 'time')} of {len(times):,} are such")
 
 
 def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
