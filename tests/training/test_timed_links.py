@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,6 +130,25 @@ def test_a_table_has_links_at_times_of_ids(tmp_path: Path) -> None:
                          for row in zip(*task.links(step, step.positions)[1:])]
                  for split in ("train", "val", "test")}
         assert found == {"train": [[1, 2, 6]], "val": [[1, 2, 8]], "test": [[3, 0, 11]]}
+
+
+def test_a_row_may_have_several_destinations(tmp_path: Path) -> None:
+    """As RelBench's tables of recommendations have them, one file a split."""
+    source, place = shop(3), tmp_path / "tables"
+    place.mkdir()
+    for word, rows in {"train": {"user 1": [2, 0], "user 0": []}, "val": {"user 2": [1]},
+                       "test": {"user 0": [3, 1, 0]}}.items():
+        pq.write_table(pa.table({"user": [*rows], "items": [*rows.values()], "day": pa.array(
+            [8] * len(rows), pa.timestamp("s"))}, pa.schema({
+                "user": pa.string(), "items": pa.list_(pa.int64()), "day": pa.timestamp("s")})),
+            place / f"{word}.parquet")
+    task = task_of(source, tmp_path, "", "relation=user wants item", f"table={place}",
+                   "columns=user,items,day")
+    found = {split: sorted(tuple(map(int, row)) for step in task.steps(split, 0, 9)
+                           for row in zip(*task.links(step, step.positions)[1:]))
+             for split in ("train", "val", "test")}
+    assert found == {"train": [(1, 0, 8), (1, 2, 8)], "val": [(2, 1, 8)],
+                     "test": [(0, 0, 8), (0, 1, 8), (0, 3, 8)]}
 
 
 @pytest.mark.parametrize(("lines", "wishes", "message"), [

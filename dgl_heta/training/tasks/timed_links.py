@@ -31,7 +31,8 @@ _COLUMNS = ["src", "dst", "time"]
 
 def read_timed_links(store: Store, relations: Sequence[Relation], task: TaskSettings
                      ) -> dict[str, Links]:
-    """The links of `task.table` by their split: source, destination and time of each.
+    """The links of `task.table` by their split: source, destination (or a list of them) and time
+    in each row.
 
     Raises
     ------
@@ -39,11 +40,13 @@ def read_timed_links(store: Store, relations: Sequence[Relation], task: TaskSett
         The file is no such table; an end that no node has; a time before the row of an end or
         before all data; nothing that says what is for training.
     """
-    table = Table(Path(str(task.table)), seed_files(str(task.table)))
     src, dst, time = _COLUMNS if task.columns == TaskSettings().columns else task.columns
+    whole = Table(Path(str(task.table)), seed_files(str(task.table)))
+    table, rows = whole.unnested(dst, " for the destinations of task.table")
     places, sources, destinations = link_ends(table, store, relations, "task.table", src, dst)
     times = seconds(table, time)
-    part = split_by_time(split_of(table), times, task)
+    part = split_of(whole)
+    part = split_by_time(None if part is None else part[rows], times, task)
     used = np.flatnonzero(part >= 0)
     for ntype, nodes in ((relations[0].src, sources), (relations[0].dst, destinations)):
         check_seeds(np.stack([nodes, times], 1)[used], store, ntype,
