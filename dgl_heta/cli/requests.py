@@ -31,11 +31,13 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
         raise InputError(f"--hops is the depth of a plan, which --method {backend.name} does not "
                          "make; for hops of neighbours around its parts give --set plugins."
                          f"{section_name(backend.name)}.hops={options.hops}")
-    return make_request(backend, opened.schema, **{
+    request = make_request(backend, opened.schema, **{
         "target": targets_of(opened, options.target), "hops": options.hops,
         "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,
         "replication": options.replication, "memory_mb": options.memory_mb,
         **given}, word=option)
+    opened.check_seeds(request.target)
+    return request
 
 
 def reading(options: ReadingOptions) -> Reading:

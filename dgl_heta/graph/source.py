@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.system.disk import forget
@@ -30,6 +30,8 @@ PIECE = 1 << 22
 TRAIN_MASK = "train_mask"
 ALWAYS = np.iinfo(np.int64).min
 """The time of rows and edges that have none: they are always visible (NumPy's NaT)."""
+LATEST = 253_402_300_799
+"""The last second of the year 9999: a number after it is of another unit."""
 
 MASKS = (TRAIN_MASK, "val_mask", "test_mask")
 """Node arrays that say which nodes are for training, validation and test."""
@@ -220,6 +222,7 @@ class GraphSource:
     times : node type to the time of each of its rows, relation to that of each of its edges, in the
         order of `edges`: int64, seconds since 1970 in UTC, :data:`ALWAYS` where there is none. An
         edge is there from its own time on, if it has one, and from its source row's.
+    check_seeds : refuses the table of seeds that a reader has made, if one is of no node of a type.
     write_seeds : writes the table of seeds that a reader has made beside the graph, if it has. The
         commands call it when the graph is written.
     """
@@ -235,6 +238,7 @@ class GraphSource:
     given: dict[Any, dict[str, Given]] = field(default_factory=dict)
     times: dict[Any, np.ndarray] = field(default_factory=dict)
     write_seeds: Callable[[], None] | None = None
+    check_seeds: Callable[[str], None] | None = None
 
     def without_empty(self) -> GraphSource:
         """The graph without relations that have no edges, and without node types that have no nodes
@@ -275,3 +279,12 @@ def graph_names(of: Any, ntype: str) -> dict[str, str]:
     names = renamed.get(ntype) if isinstance(renamed, dict) else None
     return {**(names if isinstance(names, dict) else {}),
             **{name: known.name for name, known in of.given.get(ntype, {}).items()}}
+
+
+def check_seconds(times: np.ndarray, name: Callable[[int], str]) -> None:
+    """Refuse times after the year 9999, which are no seconds; `name` says what has one."""
+    if times.max(initial=LATEST) > LATEST:
+        wrong = np.flatnonzero(times > LATEST)
+        raise InputError(f"{name(int(wrong[0]))} is at {times[wrong[0]]}, which is after the year "
+                         "9999; times are whole seconds since 1970, so divide milliseconds by "
+                         f"1,000; {several(len(wrong), 'time')} of {len(times):,} are such")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,17 @@ class GraphInput:
             for ntype, ids in self.source.node_ids.items():
                 sizes[ntype] = sizes.get(ntype, 0) + ids.offsets.nbytes + ids.text.nbytes
         return sizes
+
+    def check_seeds(self, targets: Collection[str]) -> None:
+        """Check that the reader's table of seeds, if it has made one, is of nodes of the target.
+
+        Raises
+        ------
+        InputError
+            A seed is of no node.
+        """
+        if self.source is not None and self.source.check_seeds is not None and len(targets) == 1:
+            self.source.check_seeds(*targets)
 
     def write_seeds(self) -> None:
         """Write the table of seeds that the reader has made beside the graph, if it has."""

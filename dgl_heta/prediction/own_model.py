@@ -82,7 +82,7 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
 
         try:
             Layerwise(part.store, part.plan.without_owners(), module, inputs, part.world, scratch,
-                      chunk, lambda event: None, moment, part.settings.train.strictly_before
+                      chunk, lambda event: None, moment, part.settings.strictly_before
                       ).run(write)
         finally:
             for each, mode in modes.items():

@@ -78,7 +78,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 
     Layerwise(store, plan.without_owners(), model, inputs, world, Path(job["scratch"]),
               job["chunk"], report if world.rank == 0 else lambda event: None, job["time"],
-              settings.train.strictly_before).run(write)
+              settings.strictly_before).run(write)
     return int(world.all_reduce(wrong.double(), cause="control").item())
 
 

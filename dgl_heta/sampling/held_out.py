@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,11 +57,13 @@ class HeldOut:
     groups : relations with the same links; a relation is in one group at most.
     share : of all pairs, in [0, 1).
     listed : held out whatever the hash says.
+    from_rows : relations whose edges are there only from the times of their destinations' rows on,
+        too, in a graph with times.
     """
 
     def __init__(self, groups: Sequence[SameLinks], share: float, seed: int = 0,
-                 listed: Iterable[Edges] = ()) -> None:
-        self.groups, self.share = tuple(groups), share
+                 listed: Iterable[Edges] = (), from_rows: Collection[Relation] = ()) -> None:
+        self.groups, self.share, self.from_rows = tuple(groups), share, from_rows
         self._salt = np.uint64(hash_key(seed, 0x11))
         self._group = {r: group for group in groups for r in group.relations}
         self._listed = self.pairs(listed)

@@ -41,10 +41,12 @@ def visible(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def find_rows(ids, indptr, shifts, out, table, rows, size, grow):  # type: ignore[no-untyped-def]
+def find_rows(  # type: ignore[no-untyped-def]
+        ids, indptr, shifts, out, table, rows, size, grow, again=False):
     """Fill `out` with the rows of ids, of which there are too many for :func:`give_rows`: `table`
     (int32, more entries than rows, a power of two) has rows by the hashes of their ids, and -1.
-    Ids without a row get new ones with `grow`, else -1. Returns how many rows there are then.
+    Ids without a row get new ones with `grow`, else -1; with `again` others, too, and the last one
+    of an id is found. Returns how many rows there are then.
 
     `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are meant;
     without `indptr`, None, all are as they are.
@@ -60,7 +62,7 @@ def find_rows(ids, indptr, shifts, out, table, rows, size, grow):  # type: ignor
         at = np.int64(mix(np.uint64(wanted)) & mask)
         while table[at] >= 0 and rows[table[at]] != wanted:
             at = (at + 1) & np.int64(mask)
-        if table[at] < 0 and grow:
+        if grow and (again or table[at] < 0):
             table[at] = size
             rows[size] = wanted
             size += 1

@@ -97,6 +97,16 @@ class Moments:
         return nodes, places
 
 
+def from_rows(times: np.ndarray | None, rows: np.ndarray | None, indptr: np.ndarray
+              ) -> np.ndarray | None:
+    """The times of a relation's edges, which are there only from those of their destinations' rows
+    on, too: int64, in memory, of all edges of the CSC."""
+    if rows is None:
+        return times
+    of_ends = np.repeat(rows, np.diff(indptr))
+    return of_ends if times is None else np.maximum(times, of_ends, out=of_ends)
+
+
 class TimedRows(NodeRows):
     """Rows of pairs, which are too many for an array with an entry for each: by their hashes.
 
@@ -131,7 +141,7 @@ class TimedRows(NodeRows):
         self.reserve(len(ids))
         if findable:
             self.size = find_rows(ids, None, None, np.empty(len(ids), np.int32), self._table,
-                                  self.buffer, self.size, True)
+                                  self.buffer, self.size, True, True)
         else:
             self._found_from = self.size + len(ids)
             self.buffer[self.size:self._found_from] = ids

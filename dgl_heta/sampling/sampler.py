@@ -19,7 +19,7 @@ from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.moments import Moments, TimeDraws, TimedRows
+from dgl_heta.sampling.moments import Moments, TimeDraws, TimedRows, from_rows
 from dgl_heta.sampling.relation_samples import LayerSampling, OnCores, Sample
 from dgl_heta.sampling.rows import NodeRows
 from dgl_heta.sampling.sampling_kernels import hash_key
@@ -99,6 +99,9 @@ class NeighborSampler:
         self.weights = {r: store.weights(r) for r in self.graph}
         self._times = {r: store.times(r, pieces=r in scope.ranges or (
             r in scope.owner and r not in scope.hubs)) for r in self.graph}
+        for relation in self.graph.keys() & (held_out.from_rows if held_out else ()):
+            self._times[relation] = from_rows(
+                self._times[relation], store.row_times(relation.dst), self.graph[relation].indptr)
         for relation, hubs in scope.hubs.items():
             indptr = store.pointers(relation)
             if (indptr[hubs.nodes + 1] - indptr[hubs.nodes] != hubs.degree).any():

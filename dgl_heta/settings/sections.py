@@ -114,11 +114,13 @@ class TaskSettings(_Section):
         "where there are several")
     table: str | None = Field(
         None, description="seeds of a graph with times: a table (Parquet, CSV, Arrow) of ids, "
-        "times and labels, an id as often as one likes, or a directory with files train, val and "
-        "test; default: each row of the target at its own time")
+        "times and labels, an id as often as one likes, or of links' ends and times, or a "
+        "directory with files train, val and test; default: each row of the target, or edge of the "
+        "relation, at its own time")
     columns: list[str] = Field(
         ["id", "time", "label"], min_length=3, max_length=3, description="its columns, in this "
-        "order; a further one, split, says train, val or test")
+        "order, of links by default src, dst and time; a further one, split, says train, val or "
+        "test")
     val_time: str | None = Field(None, description="seeds from this time on are for validation "
                                  "(2026-11-23, or 2026-11-23T09:30:00+01:00)")
     test_time: str | None = Field(None, description="seeds from this time on are for the test")
@@ -127,6 +129,11 @@ class TaskSettings(_Section):
         "with a vector of each relation")
     negatives: int = Field(1, ge=1, description="negative destinations per edge in training")
     eval_negatives: int = Field(50, ge=1, description="the same in evaluation, to rank among")
+
+    @property
+    def of_links(self) -> bool:
+        """Return whether links are predicted."""
+        return self.kind == "link" or (self.kind is None and bool(self.relation))
 
     @field_validator("targets", "columns", mode="before")
     @classmethod
@@ -355,6 +362,11 @@ class Settings(_Section):
     run: RunSettings = RunSettings()
     plugins: dict[str, dict[str, Any]] = {}
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+
+    @property
+    def strictly_before(self) -> bool:
+        """Return whether seeds with times see only what is before: a link is an edge itself."""
+        return self.train.strictly_before or self.task.of_links
 
     def __eq__(self, other: object) -> bool:
         """Compare values; who named them makes no difference."""

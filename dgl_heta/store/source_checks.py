@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import task_arrays
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task
+from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task, check_seconds
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
                         "name arrays or columns for them")
@@ -73,6 +74,11 @@ def _check_times(source: GraphSource) -> None:
             what = kind if isinstance(kind, str) else Relation(*kind)
             raise InputError(f"times of '{what}' are {times.dtype}{list(times.shape)}; they must "
                              f"be int64[{counts[kind]}], seconds since 1970 in UTC")
+        check_seconds(times, partial(_time_of, kind))
+
+
+def _time_of(kind: Any, place: int) -> str:
+    return f"time {place} of '{kind if isinstance(kind, str) else Relation(*kind)}'"
 
 
 def _check_task(source: GraphSource, task: Task) -> None:

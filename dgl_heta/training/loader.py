@@ -13,12 +13,13 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm, make_comms
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import check_seconds
 from dgl_heta.sampling.sampler import Fanout
 from dgl_heta.training.batches import Batch, Batches, Sampler
 from dgl_heta.training.caches import attach
 from dgl_heta.training.tasks import SPLITS, Step, node_steps
 from dgl_heta.training.tasks.task import share_of
-from dgl_heta.training.tasks.timed_seeds import check_rows, check_seconds
+from dgl_heta.training.tasks.timed_seeds import check_rows
 from dgl_heta.training.worker_partition import WorkerPartition
 
 log = logging.getLogger("dgl_heta")

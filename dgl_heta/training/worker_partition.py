@@ -186,7 +186,7 @@ class WorkerPartition:
             train.seed_states if seed_states is None else seed_states, agreement(self.store, comm),
             held_out, train.sampling_threads or torch.get_num_threads(),
             delivery(self.store, comm), reads_remote,
-            time=TimeDraws(train.latest, train.strictly_before))
+            time=TimeDraws(train.latest, self.settings.strictly_before))
         layers = self.source.layers(sampler, self.device)
         return sampler if layers is None else sampler.on(layers)
 

@@ -84,6 +84,8 @@ def test_a_store_that_is_read_again_and_reverses_keep_times(tmp_path: Path) -> N
     ({"v": np.arange(39)}, r"times of 'v' are int64\[39\]; they must be int64\[40\]"),
     ({"v": np.arange(40.0)}, r"times of 'v' are float64\[40\]"),
     ({"v": np.zeros(40, "M8[s]")}, r"times of 'v' are datetime64"),
+    ({"v": np.arange(40) * 10**11}, r"time 3 of 'v' is at 300000000000, which is after the y"),
+    ({OWN: np.full(100, 10**12)}, "time 0 of 'u own v' is at .*, so divide milliseconds by 1,000"),
     ({OWN: np.arange(3)}, r"times of 'u own v' are int64\[3\]"),
     ({"w": np.arange(3)}, "times are given for 'w', which is not in the graph")])
 def test_times_are_one_whole_number_each(tmp_path: Path, times: dict, message: str) -> None:

@@ -104,6 +104,17 @@ def seed_rows(source: GraphSource, count: int = 150, last: int = 100) -> list[tu
         rng.permutation(pairs).tolist(), rng.integers(0, 4, len(pairs)))]
 
 
+def link_rows(source: GraphSource, name: str) -> list[tuple[int, int, int]]:
+    """The edges of a relation at the times from which on they are there; some twice."""
+    (relation,) = [r for r in source.edges if r.etype == name]
+    edges = source.edges[relation]
+    assert isinstance(edges, EdgeArrays)
+    times = np.max([source.times[relation], source.times[relation.src][edges.src],
+                    source.times[relation.dst][edges.dst]], 0)
+    rows = np.stack([edges.src, edges.dst, times], 1)
+    return [*map(tuple, np.concatenate([rows, rows[::5] + [0, 0, 3]]).tolist())]
+
+
 def later_changed(source: GraphSource, time: int) -> GraphSource:
     """A graph with times, all of which that is there only from `time` on is another: features and
     ends of edges."""

@@ -1,5 +1,5 @@
 """What some tests need: DGL, its METIS, GraphStorm, hosts that can be emulated, sshd, SLURM,
-PostgreSQL, a compiler for the pretended CUDA device, one GPU or two.
+PostgreSQL, MariaDB, a compiler for the pretended CUDA device, one GPU or two.
 
 Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL and GraphStorm
@@ -21,7 +21,7 @@ from functools import cache
 import pytest
 
 from dgl_heta.launch.emulated import NAMESPACES, emulation_refused
-from tests.support import postgres, slurm
+from tests.support import mariadb, postgres, slurm
 from tests.support.ssh_hosts import SSHD
 
 GPU = os.environ.get("HETA_TESTS_GPU")
@@ -35,8 +35,8 @@ REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",
 
 @cache
 def lacking(what: str) -> str | None:
-    """Why `dgl`, `gpu`, `gpus`, `graphstorm`, `hosts`, `metis`, `postgres`, `pretended`, `sshd` or
-    `slurm` cannot be used here, or None."""
+    """Why `dgl`, `gpu`, `gpus`, `graphstorm`, `hosts`, `mariadb`, `metis`, `postgres`, `pretended`,
+    `sshd` or `slurm` cannot be used here, or None."""
     if what == "dgl":
         return None if importlib.util.find_spec("dgl") else "DGL is not installed"
     if what == "gpu":
@@ -65,8 +65,10 @@ def lacking(what: str) -> str | None:
         return slurm.lacks()
     if what == "postgres":
         return postgres.lacks()
+    if what == "mariadb":
+        return mariadb.lacks()
     raise ValueError(f"'{what}' is not what a test can need: dgl, gpu, gpus, graphstorm, hosts, "
-                     "metis, postgres, pretended, sshd, slurm")
+                     "mariadb, metis, postgres, pretended, sshd, slurm")
 
 
 def _lacks_gpu() -> str | None:

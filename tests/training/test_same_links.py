@@ -116,7 +116,7 @@ def test_no_message_says_what_is_asked(data: st.DataObject) -> None:
         steps = {split: made.steps(split, 0, 16) for split in asked}
         for split, some in steps.items():
             for step in some:
-                asked[split] |= pairs(*made.links(step, step.positions)[1:])
+                asked[split] |= pairs(*made.links(step, step.positions)[1:3])
         held = asked["val"] | asked["test"]
         assert not asked["train"] & held
         plan = make_plan(store.schema, made.targets, 2, data.draw(st.integers(1, 2)))
@@ -124,7 +124,7 @@ def test_no_message_says_what_is_asked(data: st.DataObject) -> None:
             scope = SamplingScope.of(plan, part)
             sampler = NeighborSampler(store, scope, fanouts, held_out=made.held_out)
             for number, step in enumerate(some[:2]):
-                hidden = held | (pairs(*made.links(step, step.positions)[1:])
+                hidden = held | (pairs(*made.links(step, step.positions)[1:3])
                                  if split == "train" else set())
                 batch = sampler.sample(made.seeds(step, 0, 1), None, number, made.without(step))
                 for fanout, block in zip(fanouts, batch.blocks):

@@ -106,7 +106,7 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
     for split in ("train", "val", "test"):
         answers[split] = set()
         for step in links.steps(split, 0, 16):
-            _, src, dst = links.links(step, step.positions)
+            _, src, dst, _ = links.links(step, step.positions)
             answers[split] |= set(zip(src.tolist(), dst.tolist()))
     assert not answers["train"] & (answers["val"] | answers["test"])
     assert len(answers["val"]) > 10 < len(answers["test"])
@@ -114,7 +114,7 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
     seen = set()
     for split in ("train", "val"):
         for number, step in enumerate(links.steps(split, 0, 16)):
-            _, src, dst = links.links(step, step.positions)
+            _, src, dst, _ = links.links(step, step.positions)
             now = set(zip(src.tolist(), dst.tolist())) | hidden
             batch = sampler.sample(links.seeds(step, 0, 1), None, number, links.without(step))
             there = carried(store, batch, forward)

@@ -62,6 +62,7 @@ class Table:
         self._ends = np.zeros(0, np.int64)
         self._rows: np.ndarray | None = None
         self._kept: dict[str, Any] = {}
+        self._unnested: dict[str, Any] = {}
         self.num_rows = 0
         self._start: int | None = None  # of a piece: its first row in the whole table
         self._values: dict[str, set[str]] = {}  # that codes() found in pieces
@@ -88,7 +89,8 @@ class Table:
         if not self._kept.keys() >= {*names}:
             self._kept.clear()  # they stay, for whoever reads other rows of them
             self._kept.update(zip(names, self._read(names)))
-        return [self._kept[name].take(arrow().array(self._rows)) for name in names]
+        return [self._unnested[name] if name in self._unnested else
+                self._kept[name].take(arrow().array(self._rows)) for name in names]
 
     def column(self, name: str, sorts: Collection[str], wanted: str, use: str = "") -> Any:
         """A whole column of one of some sorts (:func:`column_values.sort_of`).
@@ -165,6 +167,24 @@ class Table:
         part = copy(self)
         part._rows = rows if self._rows is None else self._rows[rows]
         return part
+
+    def unnested(self, name: str, use: str) -> tuple[Table, np.ndarray]:
+        """The table with a row for each value of a column, if that is one of lists, and the rows
+        of these, int64.
+
+        Raises
+        ------
+        InputError
+            As :meth:`columns`.
+        """
+        (column,) = self.columns([name], use)
+        if sort_of(column.type) != "list":
+            return self, np.arange(len(column))
+        pc = arrow("pyarrow.compute")
+        rows = pc.list_parent_indices(column).to_numpy().astype(np.int64)
+        table = self.where(rows)
+        table._unnested = {name: pc.list_flatten(column)}
+        return table, rows
 
     def pieces(self, names: Sequence[str]) -> Iterator[Table]:
         """The table as tables of some of its rows, one after the other, with some of its columns.

@@ -270,6 +270,7 @@ class TrainingJob:
         assert self.opened.source is not None
         path = run_dir / "store"
         if not (resume and Store.is_store(path)):
+            self.opened.check_seeds(self.plan.targets)
             write_store(self.opened.source, path, overwrite=True)
             self.opened.write_seeds()
         return Store(path)

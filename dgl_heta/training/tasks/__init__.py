@@ -36,7 +36,7 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema,
     InputError
         Nothing says what to train for; an unknown type or relation.
     """
-    if task.kind == "link" or (task.kind is None and task.relation):
+    if task.of_links:
         if not task.relation:
             raise InputError("link prediction needs task.relation, the relation to predict; "
                              f"relations: {listing(schema.relations)}")
@@ -44,9 +44,10 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema,
             raise InputError("task.unlabelled is about labels of nodes, which link prediction has "
                              "none of; leave it out")
         named_reverses(task, schema)
-        if task.links is not None and task.held_out != TaskSettings().held_out:
-            raise InputError("task.links says which links are held out, so task.held_out means "
-                             "nothing; leave one of them out")
+        for name in ("links", "table"):
+            if getattr(task, name) is not None and task.held_out != TaskSettings().held_out:
+                raise InputError(f"task.{name} says which links are held out, so task.held_out "
+                                 "means nothing; leave one of them out")
         targets = list(dict.fromkeys(t for r in predicted(task, schema) for t in (r.src, r.dst)))
         return task.model_copy(update={"kind": "link", "targets": targets})
     if task.table is not None and len(task.targets or ()) > 1:
@@ -94,7 +95,6 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         raise InputError("task.table has seeds with times, but the graph has no times; write its "
                          "store with times")
     if task.kind == "link":
-        store.check_untimed("link prediction (task.relation) goes")
         training_task = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
         most = task.eval_negatives + 1
     else:

@@ -19,11 +19,12 @@ from dgl_heta.store import Store
 
 class Links(NamedTuple):
     """Some links, int64 arrays (links,): the places of their relations among those that are
-    predicted, source nodes, destination nodes."""
+    predicted, source nodes, destination nodes, times (0 in a graph without)."""
 
     places: np.ndarray
     sources: np.ndarray
     destinations: np.ndarray
+    times: np.ndarray
 
     def at(self, chosen: np.ndarray) -> Links:
         """Some of them, by their positions or a mask."""
@@ -49,20 +50,12 @@ def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) ->
         The file is no such table; an end that no node has; a link of two splits; no link for
         validation or test; several relations that do not join the same node types.
     """
-    path, one = Path(path), relations[0]
+    path = Path(path)
     if not path.is_file():
         raise InputError(f"task.links: there is no file {path}")
-    if other := [r for r in relations if (r.src, r.dst) != (one.src, one.dst)]:
-        raise InputError(f"task.links has links between nodes of two types, but '{other[0]}' does "
-                         f"not join those of '{one}'; leave it out, or train for one of them")
-    table, names = Table(path), IdColumns()
-    ends = []
-    for column, ntype in (("src", one.src), ("dst", one.dst)):
-        own = store.ids(ntype)
-        table.check(column, f" for the '{ntype}' of task.links")
-        ends.append(names.numbers(table, column, ntype, store.schema.node_counts[ntype],
-                                  None if own is None else own.to_arrow()).astype(np.int64))
-    links = Links(_places(table, store, relations, len(ends[0])), *ends)
+    table = Table(path)
+    places, sources, destinations = link_ends(table, store, relations, "task.links", "src", "dst")
+    links = Links(places, sources, destinations, np.zeros(len(places), np.int64))
     split = words(table, "split", " for task.links")
     _check_apart(table, links, split)
     of_splits = {name: links.at(split == i) for i, name in enumerate(WORDS)}
@@ -74,11 +67,35 @@ def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) ->
     return of_splits
 
 
-def _places(table: Table, store: Store, relations: Sequence[Relation], rows: int) -> np.ndarray:
+def link_ends(table: Table, store: Store, relations: Sequence[Relation], what: str, *columns: str
+              ) -> tuple[np.ndarray, ...]:
+    """Of each row of a table the place of its relation, and the nodes that two columns name,
+    int64. `what` is the setting that names the table.
+
+    Raises
+    ------
+    InputError
+        No such column; an end that no node has; relations that do not join the same node types.
+    """
+    one, names = relations[0], IdColumns()
+    if other := [r for r in relations if (r.src, r.dst) != (one.src, one.dst)]:
+        raise InputError(f"{what} has links between nodes of two types, but '{other[0]}' does "
+                         f"not join those of '{one}'; leave it out, or train for one of them")
+    ends = []
+    for column, ntype in zip(columns, (one.src, one.dst)):
+        own = store.ids(ntype)
+        table.check(column, f" for the '{ntype}' of {what}")
+        ends.append(names.numbers(table, column, ntype, store.schema.node_counts[ntype],
+                                  None if own is None else own.to_arrow()).astype(np.int64))
+    return _places(table, store, relations, len(ends[0]), what), *ends
+
+
+def _places(table: Table, store: Store, relations: Sequence[Relation], rows: int, what: str
+            ) -> np.ndarray:
     """The place of the relation of each of the rows."""
     if len(relations) == 1:
         return np.zeros(rows, np.int64)
-    names, codes = table.codes("relation", " for task.links")
+    names, codes = table.codes("relation", f" for {what}")
     named = [store.schema.find_relation(name) for name in names]
     if other := [relation for relation in named if relation not in relations]:
         raise InputError(f"{table.path}: column 'relation' has '{other[0]}', which is not in "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dgl_heta.errors import InputError
 from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import ALWAYS
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.link_model import Linked, decoded
 from dgl_heta.sampling.held_out import HeldOut
@@ -21,10 +22,16 @@ from dgl_heta.sampling.same_links import between, same_links
 from dgl_heta.settings import TaskSettings
 from dgl_heta.settings.sections import by_commas
 from dgl_heta.store import Store
-from dgl_heta.store.structure import edge_ends
 from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.given_links import Links, read_links
 from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
+from dgl_heta.training.tasks.timed_links import (
+    EdgeTimes,
+    Present,
+    older_copies,
+    read_timed_links,
+)
+from dgl_heta.training.tasks.timed_seeds import split_by_time
 
 _PIECE = 2**22  # edges
 ALL = "*"
@@ -43,10 +50,18 @@ def predicted(task: TaskSettings, schema: Schema) -> tuple[Relation, ...]:
     """
     if task.relation == ALL:
         return schema.relations
-    relations = tuple(schema.find_relation(name) for name in _names(task.relation, schema))
+    relations = tuple(_named(name, task, schema) for name in _names(task.relation, schema))
     if twice := [r for r in relations if relations.count(r) > 1]:
         raise InputError(f"task.relation names '{twice[0]}' twice; name each relation once")
     return relations
+
+
+def _named(name: str, task: TaskSettings, schema: Schema) -> Relation:
+    """A relation of the graph; with `task.table` also one that only the table has."""
+    parts = name.replace(":", " ").split()
+    if task.table is not None and len(parts) == 3 and {parts[0], parts[2]} <= {*schema.node_types}:
+        return Relation(*parts)
+    return schema.find_relation(name)
 
 
 def named_reverses(task: TaskSettings, schema: Schema) -> list[Relation]:
@@ -111,6 +126,10 @@ class LinkPrediction:
     (:mod:`dgl_heta.sampling.same_links`), so that no answer is given away. Negatives have a
     destination drawn evenly in place of the true one.
     The loss of an edge is that of logistic regression, the negatives averaged.
+
+    In a graph with times each link has one (:mod:`dgl_heta.training.tasks.timed_links`). Its ends
+    and negatives, of nodes that are there then, are seeds at it, which see what is before. Splits
+    are by time. Links that were are history for later ones, so none is held out for good.
     """
 
     metric = "MRR"
@@ -120,14 +139,20 @@ class LinkPrediction:
         self.targets = tuple(task.targets or ())
         self.outputs = dict.fromkeys(self.targets, width)
         self._store, self._task, self._seed = store, task, seed
-        self._tails = np.array([store.schema.node_counts[r.dst] for r in self.relations])
-        self._starts = np.cumsum([0, *(store.schema.edge_counts[r] for r in self.relations)])
+        self._counts, self._timed = store.schema.node_counts, store.manifest.timed
+        self._present = {r.dst: Present(store, r.dst) for r in self.relations}
+        self._in_graph = {r: EdgeTimes(store, r) for r in self.relations
+                          if r in store.schema.edge_counts}
+        self._starts = np.cumsum([0, *(store.schema.edge_counts.get(r, 0) for r in self.relations)])
         self._types = list(dict.fromkeys((r.src, r.dst) for r in self.relations))
         self._type_of = np.array([self._types.index((r.src, r.dst)) for r in self.relations])
         self._vectors: Tensor | None = None
         self._given: dict[str, Links] = {}
         if task.links is not None:
+            store.check_untimed("task.links (task.table has links with times) goes")
             self._given = read_links(task.links, store, self.relations)
+        elif task.table is not None:
+            self._given = read_timed_links(store, self.relations, task)
 
     @property
     def held_out(self) -> HeldOut:
@@ -142,8 +167,12 @@ class LinkPrediction:
         """The edges that are held out, and notes on them."""
         schema = self._store.schema
         groups, notes = same_links(
-            self._store, self.relations, named_reverses(self._task, schema),
-            find=not any(name in NONE for name in _names(self._task.reverse, schema)))
+            self._store, [*self._in_graph], named_reverses(self._task, schema),
+            find=not any(name in NONE for name in _names(self._task.reverse, schema))
+        ) if self._in_graph else ([], [])
+        if self._timed:
+            return HeldOut((), 0.0, from_rows=older_copies(self._store, groups)), [
+                note for each in self._in_graph.values() for note in each.timeless()]
         held_out = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
                         [edges for split in ("val", "test") if split in self._given
                          for _, edges in self._given[split].by_relation(self.relations)])
@@ -192,7 +221,13 @@ class LinkPrediction:
         for relation, start, end in zip(self.relations, self._starts, self._starts[1:]):
             for low in range(start, end, _PIECE):
                 positions = np.arange(low, min(low + _PIECE, end))
-                edges = (relation, *self._ends(relation, positions - start))
+                *ends, times = self._in_graph[relation].at(positions - start)
+                if self._timed:
+                    part = split_by_time(None, times, self._task)
+                    for number, split in enumerate(SPLITS):
+                        edges_of[split].append(positions[(part == number) & (times != ALWAYS)])
+                    continue
+                edges = (relation, ends[0], ends[1])
                 if self._given:
                     edges_of["train"].append(positions[~held_out.lists(edges)])
                     continue
@@ -211,6 +246,7 @@ class LinkPrediction:
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         positions = self._splits[split].copy()
         if owned is not None:
+            self._store.check_untimed("workers that own seeds (train.wrapper) go")
             positions = np.array(owned(positions))
         if split == "train":
             np.random.default_rng([self._seed, epoch]).shuffle(positions)
@@ -221,15 +257,30 @@ class LinkPrediction:
 
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
         links, negatives = self._share(step, worker, workers)
-        nodes_of: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
+        seeds, instants = self._seeds(links, negatives), np.unique(links.times)
+        if not self._timed:
+            return seeds
+        return {t: np.stack([seen % self._counts[t], instants[seen // self._counts[t]]], 1)
+                for t, seen in seeds.items()}
+
+    def _seeds(self, links: Links, negatives: np.ndarray) -> dict[str, np.ndarray]:
+        """The ends of some links and negatives, numbered by :meth:`_seen`, ascending."""
+        seen_of: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
         for src, dst, own in self._by_types(links):
-            nodes_of[src].append(links.sources[own])
-            nodes_of[dst] += [links.destinations[own], negatives[own].ravel()]
-        return {t: np.unique(np.concatenate(parts)) for t, parts in nodes_of.items()}
+            seen_of[src].append(self._seen(src, links.sources, links, own))
+            seen_of[dst] += [self._seen(dst, ends, links, own).ravel()
+                             for ends in (links.destinations[:, None], negatives)]
+        return {t: np.unique(np.concatenate(parts)) for t, parts in seen_of.items()}
+
+    def _seen(self, ntype: str, nodes: np.ndarray, links: Links, own: np.ndarray) -> np.ndarray:
+        """Numbers of nodes (links, …) of `own` links at their times: place of the time among those
+        of `links` × nodes of the type + node."""
+        places = np.searchsorted(np.unique(links.times), links.times[own])
+        return nodes[own] + self._counts[ntype] * places.reshape(-1, *[1] * (nodes.ndim - 1))
 
     def without(self, step: Step) -> Mapping[Relation, np.ndarray] | None:
         assert isinstance(step, LinkStep)
-        if not step.training:
+        if not step.training or self._timed:
             return None
         return self.held_out.pairs(edges for _, edges in self.links(
             step, step.positions).by_relation(self.relations))
@@ -260,16 +311,17 @@ class LinkPrediction:
         """Of a worker's edges: scores, those of their negatives (edges, negatives), ranks, and the
         places of their relations."""
         links, negatives = self._share(step, worker, workers)
-        ids = self.seeds(step, worker, workers)
+        seeds = self._seeds(links, negatives)
         scored = []
         for src, dst, own in self._by_types(links):
-            rows, known = outputs[dst], ids[dst]
-            left = outputs[src][_places(ids[src], links.sources[own], rows.device)]
+            rows, known = outputs[dst], seeds[dst]
+            left = outputs[src][_places(seeds[src], self._seen(src, links.sources, links, own),
+                                        rows.device)]
             if self._vectors is not None:
                 left = left * self._vectors[move(torch.from_numpy(links.places[own]), rows.device)]
-            right = (left * rows[_places(known, links.destinations[own], rows.device)]).sum(1)
-            others = rows[_places(known, negatives[own].ravel(), rows.device)].view(
-                *negatives[own].shape, rows.shape[1])
+            right = (left * rows[_places(known, self._seen(dst, links.destinations, links, own),
+                                         rows.device)]).sum(1)
+            others = rows[_places(known, self._seen(dst, negatives, links, own), rows.device)]
             wrong = (left.unsqueeze(1) * others).sum(2)
             ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
                 (wrong == right.unsqueeze(1)) & move(torch.as_tensor(
@@ -283,8 +335,13 @@ class LinkPrediction:
         assert isinstance(step, LinkStep)
         count = self._task.negatives if step.training else self._task.eval_negatives
         links = self.links(step, step.positions)
-        negatives = np.random.default_rng(step.key).integers(
-            0, self._tails[links.places, None], (step.size, count))
+        most = np.empty((step.size, 1), np.int64)
+        kinds = [(links.places == i, self._present[r.dst]) for i, r in enumerate(self.relations)]
+        for own, present in kinds:
+            most[own, 0] = present.counts(links.times[own])
+        negatives = np.random.default_rng(step.key).integers(0, most, (step.size, count))
+        for own, present in kinds:
+            negatives[own] = present.nodes(negatives[own])
         return (links.at(share_of(np.arange(step.size), worker, workers)),
                 share_of(negatives, worker, workers))
 
@@ -293,21 +350,17 @@ class LinkPrediction:
         if step.split in self._given:
             return self._given[step.split].at(positions)
         links = Links(np.searchsorted(self._starts, positions, side="right") - 1,
-                      *np.empty((2, len(positions)), np.int64))
+                      *np.empty((3, len(positions)), np.int64))
         for i in np.unique(links.places):
             own = links.places == i
-            links.sources[own], links.destinations[own] = self._ends(
-                self.relations[i], positions[own] - self._starts[i])
+            links.sources[own], links.destinations[own], links.times[own] = self._in_graph[
+                self.relations[i]].at(positions[own] - self._starts[i])
         return links
 
     def _by_types(self, links: Links) -> Iterator[tuple[str, str, np.ndarray]]:
         """The node types that relations join, with the positions of their links, maybe none."""
         for i, (src, dst) in enumerate(self._types):
             yield src, dst, np.flatnonzero(self._type_of[links.places] == i)
-
-    def _ends(self, relation: Relation, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return edge_ends(relation, self._store.relation(relation), positions,
-                         self._store.schema.node_counts)
 
 
 def _places(known: np.ndarray, ids: np.ndarray, device: torch.device) -> Tensor:

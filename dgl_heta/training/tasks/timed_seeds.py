@@ -18,12 +18,10 @@ from dgl_heta.graph.readers.named import IdColumns
 from dgl_heta.graph.readers.splits import WORDS, words
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import seconds
-from dgl_heta.graph.source import ALWAYS, MASKS
+from dgl_heta.graph.source import ALWAYS, MASKS, check_seconds
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 
-LATEST = 253_402_300_799
-"""The last second of the year 9999: a number after it is of another unit."""
 _ENDINGS = (".parquet", ".csv", ".arrow", ".feather")
 
 
@@ -151,13 +149,13 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
                                     None if own is None else own.to_arrow()).astype(np.int64)
         times = seconds(table, time)
         labels = _labels(table, label, store, ntype, task)
-        part = _part(table)
-    part = _by_time(part, times, task, table)
+        part = split_of(table)
+    part = split_by_time(part, times, task)
     assert labels is not None
     seeds = SeedTable(labels.array, labels.kind, labels.classes, labels.unlabelled, labels.what,
                       np.stack([nodes, times], 1), part)
-    _check(seeds, rows, store, ntype,
-           (lambda row: f"node {row} of '{ntype}'") if table is None else table.at)
+    _check(seeds, store, ntype, (lambda row: f"node {row} of '{ntype}'")
+           if table is None else table.at)
     return seeds
 
 
@@ -174,7 +172,7 @@ def _labels(table: Table, name: str, store: Store, ntype: str, task: TaskSetting
     return NodeLabels(rows, str(task.kind), None, task.unlabelled, what)
 
 
-def _part(table: Table) -> np.ndarray | None:
+def split_of(table: Table) -> np.ndarray | None:
     """The split of each row, by the file or the word that it has."""
     if table.path.is_dir():
         return np.repeat(np.arange(len(WORDS), dtype=np.int8), table.counts)
@@ -183,36 +181,33 @@ def _part(table: Table) -> np.ndarray | None:
     return None
 
 
-def _by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings, table: Table | None
-             ) -> np.ndarray:
-    """The split of each row, by its time where nothing else says it."""
+def split_by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings) -> np.ndarray:
+    """The split of each seed, int8, by its time where nothing else says it (`part`).
+
+    Raises
+    ------
+    InputError
+        Nothing says it, or both do.
+    """
     bounds = [None if text is None else read_instant(text, f"task.{name}") for name, text in (
         ("val_time", task.val_time), ("test_time", task.test_time))]
     if part is not None:
         if any(bound is not None for bound in bounds):
-            raise InputError(f"{task.table} says which rows are for training, validation and test; "
-                             "leave task.val_time and task.test_time out")
+            raise InputError(f"{task.table or 'the graph'} says which rows are for training, "
+                             "validation and test; leave task.val_time and task.test_time out")
         return part
     val, test = bounds
     if val is None and test is None:
-        raise InputError(f"nothing says which rows of {task.table} are for training: give "
-                         "task.val_time and task.test_time, the times from which rows are for "
-                         "validation and test, or a column 'split'")
+        raise InputError(f"nothing says which {f'rows of {task.table}' if task.table else 'links'} "
+                         "are for training: give task.val_time and task.test_time, the times from "
+                         "which they are for validation and test"
+                         + ", or a column 'split'" * (task.table is not None))
     if val is not None and test is not None and val >= test:
         raise InputError(f"task.val_time = {task.val_time} must be before task.test_time = "
                          f"{task.test_time}")
     first = np.inf if test is None else test
     return np.where(times >= first, 2, np.where(times >= (first if val is None else val), 1, 0)
                     ).astype(np.int8)
-
-
-def check_seconds(times: np.ndarray, name: Callable[[int], str]) -> None:
-    """Refuse times after the year 9999, which are no seconds; `name` says what has one."""
-    if len(wrong := np.flatnonzero(times > LATEST)):
-        time = int(times[wrong[0]])
-        raise InputError(f"{name(int(wrong[0]))} is at {time}, which is after the year 9999; times "
-                         "are whole seconds since 1970, so divide milliseconds by 1,000; "
-                         f"{several(len(wrong), 'time')} of {len(times):,} are such")
 
 
 def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
@@ -225,28 +220,29 @@ def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
                          f"{len(wrong):,} are such")
 
 
-def _check(seeds: SeedTable, rows: np.ndarray | None, store: Store, ntype: str,
-           name: Callable[[int], str]) -> None:
+def _check(seeds: SeedTable, store: Store, ntype: str, name: Callable[[int], str]) -> None:
     """Refuse seeds that a model must not be asked for; `name` says which a row is."""
     used = np.concatenate([seeds.used(word) for word in WORDS])
     seeds.check(used, "a split")
-    times, (_, keys, order) = seeds.pairs[used, 1], seeds.order
+    _, keys, order = seeds.order
     if len(again := np.flatnonzero(np.diff(keys) == 0)):
         one, two = order[again[0]:again[0] + 2].tolist()
         raise InputError(f"{name(two)}: it is of the same node at the same time as {name(one)}; "
                          "give each once")
+    check_seeds(seeds.pairs[used], store, ntype, lambda row: name(int(used[row])))
 
-    def refuse(wrong: np.ndarray, why: str) -> None:
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise InputError(f"{name(int(used[at]))}: the seed is at {said(times[at])}, {why}; "
-                             f"{several(int(wrong.sum()), 'seed')} of {len(wrong):,} are such")
 
+def check_seeds(pairs: np.ndarray, store: Store, ntype: str, name: Callable[[int], str]) -> None:
+    """Refuse seeds, int64 (seeds, 2) nodes and times, without a time, from before all data or
+    their row, or after the year 9999; `name` says which one is."""
+    times, first, rows = pairs[:, 1], store.first_time(), store.row_times(ntype)
     if (times == ALWAYS).any():
-        raise InputError(f"{name(int(used[times == ALWAYS][0]))}: it has a label, but no time")
-    check_seconds(times, lambda at: f"{name(int(used[at]))}: the seed")
-    first = store.first_time()
-    if first is not None:
-        refuse(times < first, f"before all data, which begin at {said(first)}")
+        raise InputError(f"{name(int(np.flatnonzero(times == ALWAYS)[0]))}: it has a label, but no "
+                         "time")
+    check_seconds(times, lambda at: f"{name(at)}: the seed")
+    if first is not None and len(wrong := np.flatnonzero(times < first)):
+        raise InputError(f"{name(int(wrong[0]))}: the seed is at {said(times[wrong[0]])}, before "
+                         f"all data, which begin at {said(first)}; "
+                         f"{several(len(wrong), 'seed')} of {len(times):,} are such")
     if rows is not None:
-        check_rows(seeds.pairs[used], rows, ntype)
+        check_rows(pairs, rows, ntype)

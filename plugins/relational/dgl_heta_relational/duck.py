@@ -11,7 +11,7 @@ from dgl_heta import HetaError, InputError
 from dgl_heta.tools import optional
 from dgl_heta_relational.arrow_types import as_declared, declared
 from dgl_heta_relational.settings import RelationalSettings
-from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table
+from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_declared_case
 
 
 class DuckDatabase(Database):
@@ -37,7 +37,8 @@ class DuckDatabase(Database):
             self._connection.begin()
         try:
             with self._told():
-                self.tables = {table.name: table for table in self._reflected(settings.schemas)}
+                self.tables = in_declared_case(
+                    {table.name: table for table in self._reflected(settings.schemas)})
         except BaseException:
             self.close()
             raise

@@ -27,7 +27,7 @@ from dgl_heta.tools import (
     with_reverse,
 )
 from dgl_heta_relational.columns import Feature, Spool, chosen_features
-from dgl_heta_relational.ids import Key, joined
+from dgl_heta_relational.ids import MEMORY, Key, joined
 from dgl_heta_relational.layout import Layout, make_layout
 from dgl_heta_relational.seeds import read_seeds, warn_of_answers
 from dgl_heta_relational.settings import RelationalSettings
@@ -35,8 +35,6 @@ from dgl_heta_relational.tables import Database, ForeignKey, Table
 from dgl_heta_relational.task import Labelled, label_of, seconds_of
 
 log = logging.getLogger("dgl_heta")
-MEMORY = 512 << 20
-"""Bytes for ids."""
 
 
 def read_graph(database: Database, settings: RelationalSettings, task: str | None) -> GraphSource:
@@ -67,7 +65,9 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
         if task is None or seeds is None:
             return reading.source(None)
         warn_of_answers(task, reading.features())
-        return replace(reading.source(seeds.until), write_seeds=seeds.write)
+        source = reading.source(seeds.until)
+        return replace(source, write_seeds=seeds.write, check_seeds=lambda ntype: seeds.check(
+            ntype, source.node_counts[ntype], source.node_ids.get(ntype)))
 
 
 @dataclass

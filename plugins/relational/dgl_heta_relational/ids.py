@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from dgl_heta.tools import as_text
 
 SEPARATOR = "|"
+MEMORY = 512 << 20
+"""Bytes for ids."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dgl_heta import HetaError, InputError
-from dgl_heta.tools import listing, replacing
+from dgl_heta.tools import (
+    IdShards,
+    NodeIds,
+    as_text,
+    listing,
+    replacing,
+    scratch_directory,
+)
 from dgl_heta_relational.columns import Feature
-from dgl_heta_relational.tables import Database, Table
+from dgl_heta_relational.ids import MEMORY
+from dgl_heta_relational.tables import ROWS, Database, Table
 from dgl_heta_relational.task import seconds_of
 from dgl_heta_relational.values import TIME
 
@@ -40,6 +48,31 @@ class Seeds:
     path: Path
     content: Any
     until: int | None
+
+    def check(self, ntype: str, count: int, ids: NodeIds | None) -> None:
+        """Check that each row is of a node of a type, which has `count`; memory as the reader's.
+
+        Raises
+        ------
+        InputError
+            The ids have none that a row names.
+        """
+        asked = as_text(pq.read_table(pa.BufferReader(self.content), columns=["id"])
+                        .column("id").combine_chunks())
+        with scratch_directory(None, "dgl-heta-relational") as scratch:
+            shards = IdShards(scratch / "ids", 24 * count, MEMORY)
+            for low in range(0, count, ROWS):
+                shards.add(pa.array(
+                    ids.names(low, min(low + ROWS, count)) if ids else
+                    [*map(str, range(low, min(low + ROWS, count)))], pa.large_string()), low)
+            question, places = shards.ask(asked)
+            shards.answer()
+            wrong = np.flatnonzero(shards.answers(question)[places] < 0)
+        if len(wrong):
+            raise InputError(
+                f"row {wrong[0] + 1} of the query of --task has the id '{asked[wrong[0]]}', which "
+                f"is the id of no node of type '{ntype}'; {len(wrong):,} of {len(asked):,} rows "
+                "have such")
 
     def write(self) -> None:
         """Put the table where it is to be, whole or not at all.

@@ -42,5 +42,7 @@ class RelationalSettings(BaseModel):
                                     "of rows up to it; default: the last time in training")
     missing: Literal["count", "error"] = Field("count", description="what a foreign key to no row "
                                                "is: left out and counted, or an error")
+    timeout_s: float = Field(600, gt=0, description="how long a server may take to answer, such as "
+                             "with the first row of --task")
     seeds: Path = Field(Path("seeds.parquet"), description="where the table of --task goes; name "
                         "it in task.table")

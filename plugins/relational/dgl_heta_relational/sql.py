@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,18 +18,12 @@ from sqlalchemy import event, types
 
 from dgl_heta import HetaError, InputError
 from dgl_heta_relational.settings import RelationalSettings
-from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table
+from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_declared_case
 from dgl_heta_relational.values import BatchMaker
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
 _SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
-_POSTGRES = {"connect_timeout": 30, "keepalives_idle": 30, "keepalives_interval": 10,
-             "keepalives_count": 3, "options": "-c synchronize_seqscans=off"}
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "psycopg2": _POSTGRES, "psycopg": _POSTGRES,
-    "pymysql": {"connect_timeout": 30, "read_timeout": 600}}
-"""What drivers are asked for; a server that is gone is noticed in about a minute."""
 
 
 class SqlDatabase(Database):
@@ -51,7 +48,9 @@ class SqlDatabase(Database):
             database=parsed.database).render_as_string()
         self.name = Path(parsed.database or parsed.host or kind).stem
         self._password = os.environ.get(PASSWORD, "")
-        self._engine = _engine(parsed, kind, self._password, self.where)
+        self._limit_s = settings.timeout_s
+        self._connection: Any = None
+        self._engine = _engine(parsed, kind, self._password, self.where, self._limit_s)
         with self._told():
             connection = self._engine.connect()
             if kind in ("postgresql", "mysql"):
@@ -65,7 +64,7 @@ class SqlDatabase(Database):
         try:
             with self._told():
                 self._sql: dict[str, Any] = {}
-                self.tables = self._reflected(settings.schemas)
+                self.tables = in_declared_case(self._reflected(settings.schemas))
         except BaseException:
             self.close()
             raise
@@ -98,11 +97,15 @@ class SqlDatabase(Database):
         with self._told():
             result = (self._connection.exec_driver_sql(statement) if isinstance(statement, str)
                       else self._connection.execute(statement))
-            if not result.returns_rows:
-                raise InputError("the query of --task gives no rows; it must be a SELECT")
-            names = list(result.keys())
-            for rows in result.partitions(ROWS):
-                yield maker.batch(names, rows)
+        if not result.returns_rows:
+            raise InputError("the query of --task gives no rows; it must be a SELECT")
+        names, parts = list(result.keys()), result.partitions(ROWS)
+        while True:
+            with self._told():
+                rows = next(parts, None)
+            if rows is None:
+                return
+            yield maker.batch(names, rows)
 
     def _reflected(self, schemas: Sequence[str]) -> dict[str, Table]:
         """All tables and views."""
@@ -139,7 +142,12 @@ class SqlDatabase(Database):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What the database or its driver raises in a line, without the password."""
+        """What the database or its driver raises in a line, without the password; a server that
+        does not answer in `timeout_s` is given up."""
+        late = threading.Event()
+        timer = threading.Timer(self._limit_s, self._hang_up, [late])
+        timer.daemon = True
+        timer.start()
         try:
             yield
         except (sa.exc.SQLAlchemyError, OSError) as error:
@@ -148,7 +156,22 @@ class SqlDatabase(Database):
             reason = " ".join(line.strip() for line in lines[:2])
             if self._password:
                 reason = reason.replace(self._password, "…")
+            if late.is_set():
+                reason = (f"it did not answer for {self._limit_s:g} s "
+                          "(plugins.relational.timeout_s)")
             raise HetaError(f"cannot read {self.where}: {reason}") from None
+        finally:
+            timer.cancel()
+
+    def _hang_up(self, late: threading.Event) -> None:
+        """End the connection to a server, whose driver waits for it however long."""
+        late.set()
+        driver = self._connection and self._connection.connection.dbapi_connection
+        number = getattr(driver, "fileno", None) or getattr(
+            getattr(driver, "_sock", None), "fileno", None)
+        if number is not None:
+            with socket.socket(fileno=os.dup(number())) as opened:
+                opened.shutdown(socket.SHUT_RDWR)
 
 
 def _parsed(url: str) -> sa.URL:
@@ -168,7 +191,7 @@ def _parsed(url: str) -> sa.URL:
     return parsed
 
 
-def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
+def _engine(url: sa.URL, kind: str, password: str, where: str, limit_s: float) -> Any:
     """What connects to a database, to read it alone."""
     if kind == "sqlite":
         url = url.set(database=Path(url.database or "").absolute().as_uri() + "?mode=ro",
@@ -177,7 +200,7 @@ def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
         url = url.set(password=password)
     try:
         engine = sa.create_engine(
-            url, connect_args=_ARGUMENTS.get(url.get_driver_name(), {}),
+            url, connect_args=_arguments(url.get_driver_name(), math.ceil(limit_s)),
             poolclass=sa.pool.NullPool, hide_parameters=True)
     except (ImportError, sa.exc.NoSuchModuleError) as error:
         raise InputError(f"no driver for {where} is installed ({error}); install "
@@ -194,12 +217,24 @@ def _engine(url: sa.URL, kind: str, password: str, where: str) -> Any:
     return engine
 
 
+def _arguments(driver: str, limit_s: int) -> dict[str, Any]:
+    """What a driver is asked for; a host that is gone is noticed in about a minute."""
+    connect_s = {"connect_timeout": min(30, limit_s)}
+    if driver in ("psycopg2", "psycopg"):
+        return {**connect_s, "keepalives_idle": 30, "keepalives_interval": 10,
+                "keepalives_count": 3, "options": "-c synchronize_seqscans=off"}
+    return {**connect_s, "read_timeout": limit_s + 1} if driver == "pymysql" else {}
+
+
 def arrow_type(declared: Any) -> Any:
     """Arrow's type for what a column is declared as; None if there is none."""
+    unsigned = getattr(declared, "unsigned", False)
     try:
         declared = declared.as_generic()
     except NotImplementedError:  # a type of one database alone
         return None
+    if isinstance(declared, types.BigInteger) and unsigned:
+        return pa.uint64()
     if isinstance(declared, types.Numeric) and not isinstance(declared, types.Float):
         return pa.int64() if declared.scale == 0 and (declared.precision or 99) < 19 else (
             pa.float64())

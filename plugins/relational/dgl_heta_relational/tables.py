@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 ROWS = 1 << 16
@@ -52,6 +52,23 @@ class Table:
     def foreign_columns(self) -> list[str]:
         """The columns of its foreign keys."""
         return [column for key in self.foreign for column in key.columns]
+
+
+def in_declared_case(tables: Mapping[str, Table]) -> dict[str, Table]:
+    """The same tables, whose foreign keys name tables and columns in the case in which these are
+    declared: most databases take REFERENCES in any."""
+    def declared(name: str, names: Iterable[str]) -> str:
+        return name if name in names else next(
+            (known for known in names if known.lower() == name.lower()), name)
+
+    def settled(table: Table, key: ForeignKey) -> ForeignKey:
+        other = declared(key.table, tables)
+        referred = tables[other].columns if other in tables else ()
+        return ForeignKey(tuple(declared(column, table.columns) for column in key.columns), other,
+                          tuple(declared(column, referred) for column in key.referred))
+
+    return {name: replace(table, foreign=tuple(settled(table, key) for key in table.foreign))
+            for name, table in tables.items()}
 
 
 class Database(AbstractContextManager["Database"], ABC):

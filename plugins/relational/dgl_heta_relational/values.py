@@ -13,6 +13,10 @@ import pyarrow.compute as pc
 from dgl_heta import InputError
 
 TIME, DATE, TEXT = pa.timestamp("us", "UTC"), pa.date32(), pa.large_string()
+_AS_THEY_ARE: dict[Any, set[type]] = {
+    TEXT: {str}, pa.int64(): {int}, pa.float64(): {float}, pa.bool_(): {bool},
+    pa.large_binary(): {bytes}}
+"""Types of Python whose values are of a type of Arrow's as they are."""
 
 
 class BatchMaker:
@@ -62,6 +66,9 @@ class BatchMaker:
 
     def _made(self, name: str, values: Sequence[Any], kind: Any) -> Any:
         """Values as an array, times as instants: those without a zone as of UTC."""
+        seen = {*map(type, values)} - {type(None)}
+        if seen <= _AS_THEY_ARE.get(kind, set()):
+            return pa.array(values, kind)
         known = [value for value in values if value is not None]
         if kind not in (TIME, DATE):
             return pa.array([None if value is None else _plain(value, kind) for value in values],

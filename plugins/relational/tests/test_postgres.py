@@ -126,6 +126,20 @@ def test_a_server_that_goes_away_is_one_line_and_nothing_stays(tmp_path, monkeyp
             read(postgres.url)
 
 
+def test_a_server_that_stops_is_given_up(server):
+    """Its connection stays open, and its machine answers for it."""
+    chosen = RelationalSettings(timeout_s=1)
+    database = SqlDatabase(server.url, chosen)
+    with database:
+        (pid,), = database._connection.exec_driver_sql("SELECT pg_backend_pid()")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(HetaError, match=r"did not answer for 1 s \(plugins\.relational\.t"):
+                read_graph(database, chosen, None)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
 def test_a_driver_that_is_not_there_is_named():
     with pytest.raises(InputError, match=r"no driver for mysql://host/db .*\[mysql\]"):
         read("mysql+nodriver://host/db")

@@ -206,6 +206,29 @@ def test_seeds_are_written_when_the_partition_is(tmp_path, heta):
     assert not (tmp_path / "b").exists()
 
 
+def test_seeds_of_no_node_end_before_a_partition_is_written(tmp_path, heta):
+    url, config = made(tmp_path / "shop.db"), tmp_path / "heta.toml"
+    config.write_text(f'[plugins.relational]\nseeds = "{tmp_path}/seeds.parquet"\n'
+                      '[plugins.relational.tables."sales order"]\ntime = "placed"\n')
+    for more in ((), ("--dry-run",)):
+        done = heta("partition", url, "--out", tmp_path / "out", "--target", "customer", "-c",
+                    config, "--task", "SELECT id + id / 6 AS id, '2021-01-01' AS time, 1 AS label "
+                    "FROM customer ORDER BY id", *more)
+        assert done.status == 2
+        assert ("row 4 of the query of --task has the id '8', which is the id of no node of type "
+                "'customer'; 1 of 4 rows have such") in " ".join(done.err.split())
+        assert {p.name for p in tmp_path.iterdir()} == {"shop.db", "heta.toml"}
+
+
+def test_references_may_be_written_in_another_case(tmp_path):
+    other = SHOP.replace("REFERENCES customer(id)", "REFERENCES Customer(ID)").replace(
+        "REFERENCES line(number, line)", "references LINE(Number, LINE)").replace(
+        "FOREIGN KEY (number, line)", "FOREIGN KEY (NUMBER, Line)")
+    one, two = (read(made(tmp_path / f"{i}.db", script)) for i, script in enumerate((SHOP, other)))
+    assert {*one.edges} == {*two.edges}
+    assert all(named(one, relation) == named(two, relation) for relation in one.edges)
+
+
 def test_rows_without_their_time_are_counted(tmp_path, caplog):
     """They are always there, of node types and of link tables."""
     url = made(tmp_path / "shop.db", SHOP, """ALTER TABLE friend ADD since DATE;

@@ -1,0 +1,155 @@
+"""Links of a graph with times: each is predicted at its own, from what is there before it.
+
+An edge's time is the latest of its own and of its ends' rows, so that neither the edge that a link
+is, nor another one of its time, reaches it. A store says less of edges to rows that are later than
+they are; samplers go by the row, too, where a relation has such links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.readers.splits import WORDS
+from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.times import seconds
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import ALWAYS
+from dgl_heta.sampling.held_out import SameLinks
+from dgl_heta.settings import TaskSettings
+from dgl_heta.store import Store
+from dgl_heta.store.structure import edge_ends
+from dgl_heta.training.tasks.given_links import Links, link_ends
+from dgl_heta.training.tasks.timed_seeds import check_seeds, seed_files, split_by_time, split_of
+
+_PIECE = 2**22  # edges
+_COLUMNS = ["src", "dst", "time"]
+
+
+def read_timed_links(store: Store, relations: Sequence[Relation], task: TaskSettings
+                     ) -> dict[str, Links]:
+    """The links of `task.table` by their split: source, destination (or a list of them) and time
+    in each row.
+
+    Raises
+    ------
+    InputError
+        The file is no such table; an end that no node has; a time before the row of an end or
+        before all data; nothing that says what is for training.
+    """
+    src, dst, time = _COLUMNS if task.columns == TaskSettings().columns else task.columns
+    whole = Table(Path(str(task.table)), seed_files(str(task.table)))
+    table, rows = whole.unnested(dst, " for the destinations of task.table")
+    places, sources, destinations = link_ends(table, store, relations, "task.table", src, dst)
+    times = seconds(table, time)
+    part = split_of(whole)
+    part = split_by_time(None if part is None else part[rows], times, task)
+    used = np.flatnonzero(part >= 0)
+    for ntype, nodes in ((relations[0].src, sources), (relations[0].dst, destinations)):
+        check_seeds(np.stack([nodes, times], 1)[used], store, ntype,
+                    lambda row: table.at(int(used[row])))
+    links = Links(places, sources, destinations, times)
+    return {word: links.at(part == number) for number, word in enumerate(WORDS)}
+
+
+class EdgeTimes:
+    """When the edges of a relation are there, by their positions in its CSC.
+
+    An edge's time is the latest of its own and of its ends' rows; the store's is without that of
+    its destination.
+    """
+
+    def __init__(self, store: Store, relation: Relation) -> None:
+        self._store, self._relation = store, relation
+        self._csc, self._times = store.relation(relation), store.times(relation)
+        self._rows = [store.row_times(t) for t in (relation.src, relation.dst)]
+
+    def own(self) -> bool:
+        """Return whether an edge is later than the rows of its ends."""
+        return any((stored > rows).any() for rows, stored in self._pieces())
+
+    def older(self) -> bool:
+        """Return whether an edge is sampled before its destination's row is there."""
+        return any((stored < rows).any() for rows, stored in self._pieces())
+
+    def timeless(self) -> list[str]:
+        """A line where some edges have no time.
+
+        Raises
+        ------
+        InputError
+            None has.
+        """
+        edges = len(self._csc.indices)
+        count = sum(int((np.maximum(rows, stored) == ALWAYS).sum())
+                    for rows, stored in self._pieces())
+        if edges and count == edges:
+            raise InputError(f"edges of '{self._relation}' have no times, so links would be seen "
+                             "before they are there; write the store with their times, or without "
+                             "them, and predict links of a table (task.table)")
+        return [f"{count:,} of {edges:,} edges of '{self._relation}' have no time: they are always "
+                "there, and are predicted at none"] * bool(count)
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sources, destinations and times of some edges, int64; :data:`ALWAYS` for no time."""
+        ends = edge_ends(self._relation, self._csc, positions, self._store.schema.node_counts)
+        rows, stored = self._at(positions, ends)
+        return *ends, np.maximum(rows, stored)
+
+    def _pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of some edges after the other the times of the ends' rows, and those of the store."""
+        edges = len(self._csc.indices)
+        for low in range(0, edges, _PIECE):
+            positions = np.arange(low, min(low + _PIECE, edges))
+            yield self._at(positions, edge_ends(
+                self._relation, self._csc, positions, self._store.schema.node_counts))
+
+    def _at(self, positions: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
+            ) -> tuple[np.ndarray, np.ndarray]:
+        none = np.full(len(positions), ALWAYS)
+        rows = np.max([none, *(times[nodes] for times, nodes in zip(self._rows, ends)
+                               if times is not None)], 0)
+        return rows, none if self._times is None else np.asarray(self._times[positions])
+
+
+def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
+    """The relations of groups with the same links with edges that a store has before their link.
+
+    Raises
+    ------
+    InputError
+        A relation has a link's edges at another time: a seed would see those of the future.
+    """
+    found = set()
+    for group in groups:
+        of = {relation: EdgeTimes(store, relation) for relation in group.relations}
+        found |= {relation for relation, times in of.items() if times.older()}
+        dated = [relation for relation, times in of.items() if times.own()]
+        if wrong := [relation for relation in group.relations if dated and relation not in dated]:
+            raise InputError(
+                f"relation '{wrong[0]}' has the links of '{dated[0]}', but not their times, so it "
+                "would show links before they are there; write the store with its times, or "
+                "without it")
+    return found
+
+
+class Present:
+    """The nodes of a type that are there at a time: the first ones of an order."""
+
+    def __init__(self, store: Store, ntype: str) -> None:
+        times = store.row_times(ntype)
+        self._count = store.schema.node_counts[ntype]
+        self._order = None if times is None else np.argsort(times, kind="stable")
+        self._times = None if times is None else times[self._order]
+
+    def counts(self, times: np.ndarray) -> np.ndarray:
+        """How many there are at each of some times, int64."""
+        return (np.full(len(times), self._count) if self._times is None else
+                np.searchsorted(self._times, times, side="right"))
+
+    def nodes(self, places: np.ndarray) -> np.ndarray:
+        """The nodes of some places in the order."""
+        return places if self._order is None else self._order[places]
