@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-if os.environ.get("DGL_ROLE") == "server":  # no system here has any
+if os.environ.get("DGL_ROLE") == "server":  # no system here has any; the launcher misses it early
+    while not Path("/dev/shm/ended").exists():  # of this host alone
+        time.sleep(0.2)
     sys.exit(0)
 sys.path.append(str(Path(__file__).parent / "systems" / "distdgl"))
 
@@ -333,7 +335,8 @@ def main() -> None:
                       parameters=sum(p.numel() for p in system.model.parameters()),
                       memory={"own": memory_mb()["VmHWM"] * 1e6, "shared": 0})
         print(json.dumps(record), flush=True)
-    sys.stdout.flush()
+    if WORLD > 1:
+        Path("/dev/shm/ended").touch()
     os._exit(0)  # gloo's threads may abort what ends by itself
 
 

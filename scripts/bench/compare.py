@@ -28,10 +28,11 @@ epoch of a run warms up and is left out; an epoch is `--steps` steps of `--batch
 trainer. A step takes as long as its slowest trainer, and seconds are the median of all steps that
 count, so that other work in some of them does not show; with each run stands how many cores that
 kept busy. With `--within 0.1` repeats go on, up to `--most`, until those of each system differ by
-no more. A ratio is to `metis` of the same repeat, or else to `pyg`. Memory is what belongs to no
-file, and /dev/shm; of pyg and heta-pyg the largest resident set, mapped files included. Bytes are what all hosts sent on their links in
-an epoch, as their interfaces count; causes are counted in the trainers, the rest is headers and
-what DistributedDataParallel and GraphLearn send. Needs root for emulated hosts.
+no more. A ratio is to `metis`, or to `pyg`, of the same repeat. Memory is what belongs to no file,
+and /dev/shm; of pyg and heta-pyg the largest resident set, mapped files included. Bytes are what
+all hosts sent on their links in an epoch, as their interfaces count; causes are counted in the
+trainers, the rest is headers and what DistributedDataParallel, GraphLearn and heta-pyg send. Needs
+root for emulated hosts.
 
 `--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
 the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.
@@ -187,7 +188,6 @@ def loop_parts(args: argparse.Namespace, of: Setting, out: Path, record: Path) -
         [*CLI, "partition", of.dataset, "--out", str(out), "--parts", str(of.hosts), "--hops",
          layers, "--json"] if "heta-pyg" in out.name else
         [*LOOP, "pyg", str(out), "--write", of.dataset], f"{out.name}", 3600)
-    (out / "graph.json").write_text(json.dumps({"num_parts": of.hosts}))  # for the launcher
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     record.write_text(json.dumps({"call_s": child.seconds, "process_s": child.seconds,
                                   "peak_mb": child.peak_mb, "bytes": size}) + "\n")
@@ -211,6 +211,8 @@ def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directo
                   str(args.parts / f"{of.name}-{of.hosts}-graphlearn")]
     elif method in NO_PARTS:
         script = ["env", *LOOP, system, str(config.parent), "--model", of.model, "--threads", "1"]
+        config = directory / "hosts.json"  # all that the launcher has to know
+        config.write_text(json.dumps({"num_parts": of.hosts}))
     else:
         script = [sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
