@@ -82,7 +82,12 @@ class Net(nn.Module):
 
     def __init__(self, model: str, metadata: tuple[list[str], list[Any]], widths: dict[str, int],
                  hidden: int, heads: int, layers: int, classes: int, target: str) -> None:
+        import torch_geometric as pyg
+
         super().__init__()
+        # Else PyG times two ways of HGTConv's products once, forward alone, and takes by chance one
+        # whose backward pass is four times as slow.
+        pyg.backend.use_segment_matmul = pyg.typing.WITH_SEGMM
         self.target = target
         self.project = nn.ModuleDict({t: nn.Linear(n, hidden) for t, n in widths.items()})
         self.layers = nn.ModuleList(make_layer(model, metadata, hidden, heads)
