@@ -107,7 +107,8 @@ class Net(nn.Module):
             merged = layer(states, edge_index_dict)
             if self.own:
                 own = self.own[number]
-                merged = {t: torch.relu(x + own(states[t])) for t, x in merged.items()}
+                merged = {t: torch.relu(merged[t] + own(x) if t in merged else own(x))
+                          for t, x in states.items()}
             states = merged
         out: Tensor = self.head(states[self.target])
         return out
