@@ -85,7 +85,8 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
     task = store.manifest.task
     assert task is not None
     plan = make_plan(store.schema, [task.target], 2, 1)
-    engines, kernels = {}, {}
+    engines: dict[str, Any] = {}
+    kernels = {}
     for name in args.kernels:
         settings = load_settings(None, [
             f"model.name={model}", f"train.kernel={name}", "train.threads=1", "train.device=cpu",
