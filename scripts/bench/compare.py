@@ -20,15 +20,19 @@ parts and the settings of `dgl-heta launch` differ:
                             (`train.exchange_dtype`).
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
                             --graphlearn PYTHON: R-GCN on graphs with features on all types.
+  pyg, heta-pyg             plain PyG with DistributedDataParallel and the whole graph on each host,
+                            and the same model in dgl_heta_pyg (beside_loop.py).
 
 Every system runs once per repeat, in turns, every second repeat in the opposite order. The first
 epoch of a run warms up and is left out; an epoch is `--steps` steps of `--batch-size` seeds per
 trainer. A step takes as long as its slowest trainer, and seconds are the median of all steps that
 count, so that other work in some of them does not show; with each run stands how many cores that
 kept busy. With `--within 0.1` repeats go on, up to `--most`, until those of each system differ by
-no more. A ratio is to `metis` of the same repeat. Bytes are what all hosts sent on their links in
-an epoch, as their interfaces count; causes are counted in the trainers, the rest is headers and
-what DistributedDataParallel and GraphLearn send. Needs root for emulated hosts.
+no more. A ratio is to `metis`, or to `pyg`, of the same repeat. Memory is what belongs to no file,
+and /dev/shm; of pyg and heta-pyg the largest resident set, mapped files included. Bytes are what
+all hosts sent on their links in an epoch, as their interfaces count; causes are counted in the
+trainers, the rest is headers and what DistributedDataParallel, GraphLearn and heta-pyg send. Needs
+root for emulated hosts.
 
 `--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
 the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.
@@ -82,13 +86,18 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "heta-bf16": ("meta-delegated", ["--set", "train.learnable=exact",
                                      "--set", "train.exchange_dtype=bfloat16"]),
     "graphlearn": ("graphlearn", []),
+    "pyg": ("pyg", []),
+    "heta-pyg": ("heta-pyg", []),
 }
+NO_PARTS = ("graphlearn", "pyg", "heta-pyg")  # of DGL's
+LOOP = [sys.executable, str(Path(__file__).with_name("beside_loop.py"))]
 DELEGATED = "-delegated"
 OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
 STAGES = ("sample", "features", "forward", "backward", "update")
 FILLING = 1  # more epochs of metis+cache: after that which counts visits one fills the cache
 KEYS = ("shape", "cohesion", "correlation", "model", "hosts", "rate", "hidden", "fanouts")
 COLUMNS = (Column("s/step", "seconds", digits=3), Column("METIS ÷ this", "faster"),
+           Column("PyG ÷ this", "than_pyg"),
            Column("MB/step", "bytes", 1e-6), Column("fewer bytes, %", "fewer", digits=1),
            Column("GB per host", "memory", 1e-9), Column("last loss", "loss", digits=3),
            Column("test accuracy", "test", digits=3), Column("cores busy elsewhere", "others"))
@@ -141,8 +150,8 @@ def parts(args: argparse.Namespace, of: Setting, method: str) -> tuple[Path, dic
     kind += f"-{model}" if method.endswith(DELEGATED) else ""
     out = args.parts / f"{of.name}-{of.hosts}-{kind}"
     record = out.with_name(f"{out.name}.json")
-    if not record.exists() and method == "graphlearn":
-        graphlearn_parts(args, of, out, record)
+    if not record.exists() and method in NO_PARTS:
+        (graphlearn_parts if method == "graphlearn" else loop_parts)(args, of, out, record)
     if not record.exists():
         way, objective = (("metis", "vol") if method == "metis-vol" else
                           (method.removesuffix(DELEGATED), "cut"))
@@ -176,6 +185,18 @@ def graphlearn_parts(args: argparse.Namespace, of: Setting, out: Path, record: P
                                   "peak_mb": child.peak_mb, "bytes": size}) + "\n")
 
 
+def loop_parts(args: argparse.Namespace, of: Setting, out: Path, record: Path) -> None:
+    """A graph as plain PyG has it, or in parts of dgl_heta."""
+    layers = str(len(args.fanouts.split(",")))
+    child = run_child(
+        [*CLI, "partition", of.dataset, "--out", str(out), "--parts", str(of.hosts), "--hops",
+         layers, "--json"] if "heta-pyg" in out.name else
+        [*LOOP, "pyg", str(out), "--write", of.dataset], f"{out.name}", 3600)
+    size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
+    record.write_text(json.dumps({"call_s": child.seconds, "process_s": child.seconds,
+                                  "peak_mb": child.peak_mb, "bytes": size}) + "\n")
+
+
 def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directory: Path
           ) -> dict[str, Any]:
     """One run: a record per epoch that may count, and one to warm up, of all trainers together."""
@@ -192,6 +213,10 @@ def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directo
         config, _ = parts(args, of, "random")
         script = ["env", args.graphlearn, str(SYSTEMS_DIR / "graphlearn/train.py"), "--partitions",
                   str(args.parts / f"{of.name}-{of.hosts}-graphlearn")]
+    elif method in NO_PARTS:
+        script = ["env", *LOOP, system, str(config.parent), "--model", of.model, "--threads", "1"]
+        config = directory / "hosts.json"  # all that the launcher has to know
+        config.write_text(json.dumps({"num_parts": of.hosts}))
     else:
         script = [sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
@@ -258,14 +283,15 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                "stages": {s: sum(e["stages"][s] for e in measured) / steps for s in STAGES},
                "causes": {c: sum(e["causes"].get(c, 0) for e in measured) / steps
                           for c in sorted({c for e in measured for c in e["causes"]})}}
-        if one["system"] == "metis":
-            base[*(one[k] for k in KEYS), one["seed"]] = row
+        base[*(one[k] for k in KEYS), one["seed"], one["system"]] = row
         rows.append(row)
     for row in rows:
-        metis = base.get((*(row[k] for k in KEYS), row["seed"]))
-        if metis:
+        key = *(row[k] for k in KEYS), row["seed"]
+        if metis := base.get((*key, "metis")):
             row["faster"] = metis["seconds"] / row["seconds"]
             row["fewer"] = 100 * (1 - row["bytes"] / metis["bytes"])
+        if pyg := base.get((*key, "pyg")):
+            row["than_pyg"] = pyg["seconds"] / row["seconds"]
     return rows
 
 
@@ -321,7 +347,7 @@ def main() -> None:
     options.add_argument("--models", nargs="+", default=["rgcn"],
                          choices=["rgcn", "rgat", "hgt", "hgt-exact"])
     options.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
-                      default=[s for s in SYSTEMS if s != "graphlearn"])
+                      default=[s for s in SYSTEMS if s not in NO_PARTS])
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     options.add_argument("--hosts", type=int, nargs="+", default=[2])
     options.add_argument("--rate", default="1gbit")

@@ -1,4 +1,5 @@
-"""PyTorch Geometric's layers over a batch of ours, for `gpu_merged.py`."""
+"""PyTorch Geometric's models of `beside_loop.py`; its layers over a batch of ours, for
+`gpu_merged.py`."""
 
 from __future__ import annotations
 
@@ -31,30 +32,86 @@ def pyg_models(model: str, source: GraphSource, batch: MiniBatch, width: int, he
         return {}
     from torch_geometric import nn as pyg
 
-    number, each = len(source.edges), width // heads
+    number = len(source.edges)
     types = [t for t, ids in batch.input_nodes.items() if len(ids)]
     used = [tuple(e.relation) for block in batch.blocks for e in block.edges]
     metadata = types, list(dict.fromkeys(used))
 
-    def hetero(conv: Any) -> Any:
-        return lambda block: pyg.HeteroConv({tuple(e.relation): conv() for e in block.edges})
+    def hetero(block: Block) -> nn.Module:
+        return make_layer(model, (types, [tuple(e.relation) for e in block.edges]), width, heads)
 
     one_graph: dict[str, Any] = {}
     by_type: dict[str, Any] = {}
     if model == "rgcn":
         one_graph = {"RGCNConv": lambda _: pyg.RGCNConv(width, width, number),
                      "FastRGCNConv": lambda _: pyg.FastRGCNConv(width, width, number)}
-        by_type = {"HeteroConv of SAGEConv": hetero(lambda: pyg.SAGEConv(width, width))}
+        by_type = {"HeteroConv of SAGEConv": hetero}
     elif model == "rgat":
-        one_graph = {"RGATConv": lambda _: pyg.RGATConv(width, each, number, heads=heads)}
-        by_type = {"HeteroConv of GATConv": hetero(lambda: pyg.GATConv(
-            (width, width), each, heads, add_self_loops=False))}
+        one_graph = {"RGATConv": lambda _: pyg.RGATConv(
+            width, width // heads, number, heads=heads)}
+        by_type = {"HeteroConv of GATConv": hetero}
     else:
-        by_type = {"HGTConv": lambda _: pyg.HGTConv(width, width, metadata, heads)}
+        by_type = {"HGTConv": lambda _: make_layer(model, metadata, width, heads)}
     args = batch, task, width
     return {**{name: OneGraph(make, *args) for name, make in one_graph.items()},
             **{name: ByType(make, *args, bipartite=name != "HGTConv")
                for name, make in by_type.items()}}
+
+
+def make_layer(model: str, metadata: tuple[list[str], list[Any]], width: int, heads: int
+               ) -> nn.Module:
+    """A layer over a tensor per node type and edges per relation, without the row itself but for
+    HGT's."""
+    from torch_geometric import nn as pyg
+
+    convs = {
+        "rgcn": lambda: pyg.SAGEConv(width, width, root_weight=False, bias=False),
+        "rgat": lambda: pyg.GATConv(width, width // heads, heads, add_self_loops=False, bias=False)}
+    if model == "hgt":
+        layer: nn.Module = pyg.HGTConv(width, width, metadata, heads)
+    else:
+        layer = pyg.HeteroConv({relation: convs[model]() for relation in metadata[1]}, "sum")
+    return layer
+
+
+class Net(nn.Module):
+    """Projections of features, layers, logits of the target's rows.
+
+    Each layer trims what the next one does not need, as PyG's examples of large graphs do.
+    """
+
+    def __init__(self, model: str, metadata: tuple[list[str], list[Any]], widths: dict[str, int],
+                 hidden: int, heads: int, layers: int, classes: int, target: str) -> None:
+        import torch_geometric as pyg
+
+        super().__init__()
+        # Else PyG times two ways of HGTConv's products once, forward alone, and takes by chance one
+        # whose backward pass is four times as slow.
+        pyg.backend.use_segment_matmul = pyg.typing.WITH_SEGMM
+        self.target = target
+        self.project = nn.ModuleDict({t: nn.Linear(n, hidden) for t, n in widths.items()})
+        self.layers = nn.ModuleList(make_layer(model, metadata, hidden, heads)
+                                    for _ in range(layers))
+        self.own = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers)
+                                 if model != "hgt")
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: Any, num_nodes: Any,
+                num_edges: Any) -> Tensor:
+        from torch_geometric.utils import trim_to_layer
+
+        states = {t: self.project[t](x) if t in self.project else x for t, x in x_dict.items()}
+        for number, layer in enumerate(self.layers):
+            states, edge_index_dict, _ = trim_to_layer(number, num_nodes, num_edges, states,
+                                                       edge_index_dict)
+            merged = layer(states, edge_index_dict)
+            if self.own:
+                own = self.own[number]
+                merged = {t: torch.relu(merged[t] + own(x) if t in merged else own(x))
+                          for t, x in states.items()}
+            states = merged
+        out: Tensor = self.head(states[self.target])
+        return out
 
 
 class OneGraph(nn.Module):

@@ -183,27 +183,27 @@ class Transformer(nn.Module):
         return mixed
 
 
+def make_layer(args: argparse.Namespace, g: Any) -> nn.Module:
+    """A layer of `args.model` for the types of a graph."""
+    hidden, heads = args.hidden, args.heads
+    if args.model.startswith("hgt"):
+        return Transformer(g, hidden, heads, args.model == "hgt-exact")
+    if args.model == "rgat":
+        return Convolution(lambda: dglnn.GATConv(
+            hidden, hidden // heads, heads, allow_zero_in_degree=True, bias=False), g, hidden)
+    return Convolution(lambda: dglnn.GraphConv(
+        hidden, hidden, norm="right", bias=False, allow_zero_in_degree=True), g, hidden)
+
+
 class Model(nn.Module):
     """Layers, then logits of the target's rows."""
 
     def __init__(self, args: argparse.Namespace, g: Any, classes: int) -> None:
         super().__init__()
-        hidden, heads = args.hidden, args.heads
-
-        def layer() -> nn.Module:
-            if args.model.startswith("hgt"):
-                return Transformer(g, hidden, heads, args.model == "hgt-exact")
-            if args.model == "rgat":
-                return Convolution(lambda: dglnn.GATConv(
-                    hidden, hidden // heads, heads, allow_zero_in_degree=True, bias=False),
-                    g, hidden)
-            return Convolution(lambda: dglnn.GraphConv(
-                hidden, hidden, norm="right", bias=False, allow_zero_in_degree=True), g, hidden)
-
         self.target = args.target
-        self.inputs = Inputs(g, hidden)
-        self.layers = nn.ModuleList(layer() for _ in args.fanouts)
-        self.logits = nn.Linear(hidden, classes)
+        self.inputs = Inputs(g, args.hidden)
+        self.layers = nn.ModuleList(make_layer(args, g) for _ in args.fanouts)
+        self.logits = nn.Linear(args.hidden, classes)
 
     def forward(self, blocks: list[Any], rows: dict[str, Tensor]) -> Tensor:
         states = self.inputs(rows)
