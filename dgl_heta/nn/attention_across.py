@@ -28,7 +28,8 @@ from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
-fused_kernel = functools.partial(kernel, fastmath={'contract'})
+product = functools.partial(kernel, fastmath={"contract"})
+"""A product and a sum may be one instruction."""
 
 
 def attend_across(edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
@@ -107,9 +108,9 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
     """Forward and backward over one relation's edges. Both arguments are constants of the kernels,
     so that their loops are unrolled."""
 
-    @fused_kernel
+    @product
     def times(rows, weights, out):  # type: ignore[no-untyped-def]
-        """`rows` (H, D) times weights (H, D, D), to `out` (H, D)."""
+        """`rows` (H, D) times weights (H, D, D), to `out` (H, D), eight products at a time."""
         for head in range(heads):
             row, weight, added = rows[head], weights[head], out[head]
             for k in range(width):
@@ -126,7 +127,7 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
                 for k in range(width):
                     added[k] += row[j] * weight[j, k]
 
-    @fused_kernel
+    @product
     def add_products(left, right, out):  # type: ignore[no-untyped-def]
         """Products of 8 rows (8, H, D) with 8 others, added to `out` (H, D, D)."""
         for head in range(heads):
@@ -134,14 +135,16 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
             e, f, g, h = right[4, head], right[5, head], right[6, head], right[7, head]
             for j in range(width):
                 added = out[head, j]
-                a1, b1, c1, d1 = left[0, head, j], left[1, head, j], left[2, head, j], left[3, head, j]
-                e1, f1, g1, h1 = left[4, head, j], left[5, head, j], left[6, head, j], left[7, head, j]
+                m, n, o, p = (left[0, head, j], left[1, head, j], left[2, head, j],
+                              left[3, head, j])
+                q, r, s, t = (left[4, head, j], left[5, head, j], left[6, head, j],
+                              left[7, head, j])
                 for k in range(width):
-                    added[k] += (a1 * a[k] + b1 * b[k] + c1 * c[k] + d1 * d[k]
-                                 + e1 * e[k] + f1 * f[k] + g1 * g[k] + h1 * h[k])
+                    added[k] += (m * a[k] + n * b[k] + o * c[k] + p * d[k]
+                                 + q * e[k] + r * f[k] + s * g[k] + t * h[k])
 
-    @fused_kernel
-    def forward(indptr, indices, rows, both, queries, to_scores, to_sums, weights, tops, top, sums):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
+    @product
+    def forward(indptr, indices, rows, both, queries, to_scores, to_sums, weights, tops, top, sums):  # type: ignore[no-untyped-def]  # noqa: C901
         query, total = np.empty((heads, width), sums.dtype), np.empty((heads, width), sums.dtype)
         message = np.empty((heads, width), sums.dtype)
         for row in range(len(indptr) - 1):
@@ -180,13 +183,13 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
                 for k in range(width):
                     sums[at, head * width + k] += message[head, k]
 
-    @fused_kernel
-    def backward(indptr, indices, rows, both, queries, to_scores, from_scores, from_sums, weights,  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
+    @product
+    def backward(indptr, indices, rows, both, queries, to_scores, from_scores, from_sums, weights,  # type: ignore[no-untyped-def]
                  tops, top, grad, to_both, to_queries, to_to_scores, to_to_sums):
         query, moved = np.empty((heads, width), grad.dtype), np.empty((heads, width), grad.dtype)
         to_total, scale = np.empty((heads, width), grad.dtype), np.empty(heads, grad.dtype)
-        kept = np.zeros((4, 8, heads, width), grad.dtype)
-        filled = 0
+        # Of 8 rows what the gradients of A and M are products of.
+        kept, filled = np.zeros((4, 8, heads, width), grad.dtype), 0
         for row in range(len(indptr) - 1):
             low, high, at = indptr[row], indptr[row + 1], rows[row]
             if low == high:
