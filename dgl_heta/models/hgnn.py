@@ -112,12 +112,15 @@ class HGNNLayer(nn.Module):
         return [self.attend(edges, e) for edges, e in zip(relations, weights)]
 
     def attends_across(self, relations: Relations) -> bool:
-        """Whether :meth:`attend_across` stands for scores and messages, in this block."""
+        """Return True to have :meth:`attend_across` called, and no scores and messages, for these
+        relations of a block."""
         return False
 
     def attend_across(self, relations: Relations) -> tuple[Tensor, Tensor]:
-        """Of the relations into one node type what :meth:`CrossSoftmax.merged` takes."""
-        raise NotImplementedError
+        """Return sums and maxima of all relations into one node type, as
+        :meth:`dgl_heta.nn.BaseKernel.attend_across` does."""
+        raise HetaError(f"{type(self).__name__} defines no attend_across(relations), which "
+                        "attends_across asks for")
 
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
         """AGG_all for `stack`: (rows, relations, width) to (rows, …).
@@ -143,7 +146,7 @@ class HGNNLayer(nn.Module):
         views = {id(edges): Edges(block, edges, states, self.cross.exchange, products)
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
-        across = bool(views) and softmax and self.attends_across(relations)
+        across = softmax and bool(views) and self.attends_across(relations)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if (
             views and not across) else ()
         like, updated = next(iter(states.values())), {}
@@ -154,12 +157,14 @@ class HGNNLayer(nn.Module):
             parts: Sequence[Part] = Parts(edges_of, of_type)
             if not softmax and any(edges.shared is not None for edges in edges_of):
                 parts = [edges.owned(rows) for edges, rows in parts]
-            merged = (self.cross.merged(*self.attend_across(Relations(
-                views[id(edges)] for edges in edges_of)), block, ntype) if across and edges_of
-                else self._merged(block, ntype, parts, views, like))
+            if across and edges_of:
+                assert isinstance(self.cross, CrossSoftmax)
+                of_edges = Relations(views[id(edges)] for edges in edges_of)
+                merged = self.cross.merged(*self.attend_across(of_edges), block, ntype)
+            else:
+                merged = self._merged(block, ntype, parts, views, like)
             updated[ntype] = widened(self.update(
-                ntype, merged,
-                _state(block, states, ntype) if self.reads_state else None))
+                ntype, merged, _state(block, states, ntype) if self.reads_state else None))
         return updated
 
     def _merged(self, block: Block, ntype: str, parts: Sequence[Part], views: Mapping[int, Edges],

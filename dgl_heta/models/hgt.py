@@ -54,8 +54,8 @@ class HGTLayer(HGNNLayer):
         self.dropout = nn.Dropout(spec.dropout)
 
     def attends_across(self, relations: Relations) -> bool:
-        """Of the products of all source rows, where that is shorter than products of queries and of
-        sums, which :meth:`score_all` and :meth:`attend_all` take."""
+        """Return whether keys and values of all source rows are the shorter way for the block, or
+        the products of queries and of sums that :meth:`score_all` and :meth:`attend_all` take."""
         sources = {edges.relation.src: len(edges.source) for edges in relations}
         return relations.by_cost and attended_before(
             sum(sources.values()), sum(edges.num_edges for edges in relations),

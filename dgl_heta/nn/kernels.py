@@ -127,12 +127,13 @@ class BaseKernel(Kernel):
         `rows` of each relation, keys and values beside each other (S, 2, H, D), queries (R, H, D),
         A and M (relations, H, D, D), to (R, H · D + H) and (R, H); 0 and -inf without edges.
         """
+        apart = {id(x): x.unbind(1) for x in products}
+        keys, values = zip(*(apart[id(x)] for x in products))
         each = [queries] * len(edges)
-        scores = self.u_dot_v(edges, [x[:, 0] for x in products],
-                              self.matmul(self.gather(each, rows), to_scores))
+        scores = self.u_dot_v(edges, keys, self.matmul(self.gather(each, rows), to_scores))
         return sums_across(self, edges, rows, scores, len(queries), lambda weights: elementwise(
-            lambda x: x.flatten(1), self.matmul(
-                self.u_mul_e_sum(edges, [x[:, 1] for x in products], weights), to_sums)))
+            lambda x: x.flatten(1),
+            self.matmul(self.u_mul_e_sum(edges, values, weights), to_sums)))
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
