@@ -81,6 +81,15 @@ class Kernel(Provider, Protocol):
         (R, H), to (R, H, D)."""
 
     @abstractmethod
+    def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
+                      products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of HGT over the edges of all relations into a node type, of which each has some
+        `rows`: Σ exp(k_u · (q A) - M) v_u M_r beside Σ exp(…), (R, H · D + H), and the maxima
+        M (R, H) without a gradient. Keys and values are (S, 2, H, D), queries (R, H, D), A and M_r
+        (relations, H, D, D)."""
+
+    @abstractmethod
     def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],
                 biases: Sequence[Tensor | None] = ()) -> Sequence[Tensor]:
         """Products of states (n, A), of which several may be one tensor, with (A, B), plus biases

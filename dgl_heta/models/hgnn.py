@@ -73,6 +73,9 @@ class HGNNLayer(nn.Module):
         """A method for one relation that is defined anew stands for its inherited plural, too, and
         the other way round."""
         super().__init_subclass__()
+        if {"score", "attend", "score_all", "attend_all"} & {*vars(cls)} and (
+                "attends_across" not in vars(cls)):
+            cls.attends_across = HGNNLayer.attends_across  # type: ignore[method-assign]
         for name in ("aggregate", "score", "attend"):
             if name in vars(cls) and f"{name}_all" not in vars(cls):
                 setattr(cls, f"{name}_all", vars(HGNNLayer)[f"{name}_all"])
@@ -108,6 +111,17 @@ class HGNNLayer(nn.Module):
         """:meth:`attend` of several relations."""
         return [self.attend(edges, e) for edges, e in zip(relations, weights)]
 
+    def attends_across(self, relations: Relations) -> bool:
+        """Return True to have :meth:`attend_across` called, and no scores and messages, for these
+        relations of a block."""
+        return False
+
+    def attend_across(self, relations: Relations) -> tuple[Tensor, Tensor]:
+        """Return sums and maxima of all relations into one node type, as
+        :meth:`dgl_heta.nn.BaseKernel.attend_across` does."""
+        raise HetaError(f"{type(self).__name__} defines no attend_across(relations), which "
+                        "attends_across asks for")
+
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
         """AGG_all for `stack`: (rows, relations, width) to (rows, …).
 
@@ -128,11 +142,13 @@ class HGNNLayer(nn.Module):
                 return as_a_whole
         into = {ntype: [edges.with_edges() if self._sparse else edges
                         for edges in block.into(ntype)] for ntype in block.num_dst}
-        products: dict[tuple[str, int], Tensor] = {}
+        products: dict[str, Tensor] = {}
         views = {id(edges): Edges(block, edges, states, self.cross.exchange, products)
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
-        values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()
+        across = softmax and bool(views) and self.attends_across(relations)
+        values = (self.score_all if softmax else self.aggregate_all)(relations) if (
+            views and not across) else ()
         like, updated = next(iter(states.values())), {}
         if not softmax:
             _check_shapes(list(views.values()), values, self.width)
@@ -141,9 +157,14 @@ class HGNNLayer(nn.Module):
             parts: Sequence[Part] = Parts(edges_of, of_type)
             if not softmax and any(edges.shared is not None for edges in edges_of):
                 parts = [edges.owned(rows) for edges, rows in parts]
+            if across and edges_of:
+                assert isinstance(self.cross, CrossSoftmax)
+                of_edges = Relations(views[id(edges)] for edges in edges_of)
+                merged = self.cross.merged(*self.attend_across(of_edges), block, ntype)
+            else:
+                merged = self._merged(block, ntype, parts, views, like)
             updated[ntype] = widened(self.update(
-                ntype, self._merged(block, ntype, parts, views, like),
-                _state(block, states, ntype) if self.reads_state else None))
+                ntype, merged, _state(block, states, ntype) if self.reads_state else None))
         return updated
 
     def _merged(self, block: Block, ntype: str, parts: Sequence[Part], views: Mapping[int, Edges],

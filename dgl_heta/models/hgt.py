@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgl_heta.models.hgnn import HGNNLayer
-from dgl_heta.models.relations import Relations, chosen
+from dgl_heta.models.relations import Relations
 from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.joined import elementwise
@@ -53,23 +53,34 @@ class HGTLayer(HGNNLayer):
         self.norm = nn.LayerNorm(width) if spec.layer_norm else None
         self.dropout = nn.Dropout(spec.dropout)
 
+    def attends_across(self, relations: Relations) -> bool:
+        """Return whether keys and values of all source rows are the shorter way for the block, or
+        the products of queries and of sums that :meth:`score_all` and :meth:`attend_all` take."""
+        sources = {edges.relation.src: len(edges.source) for edges in relations}
+        return relations.by_cost and attended_before(
+            sum(sources.values()), sum(edges.num_edges for edges in relations),
+            sum(min(edges.num_rows, edges.num_edges) for edges in relations),
+            self.width, self.heads, self._each)
+
+    def attend_across(self, relations: Relations) -> tuple[Tensor, Tensor]:
+        products = []
+        for edges in relations:
+            ntype = edges.relation.src
+            if ntype not in edges.products:
+                both = self.keys[slot(ntype)], self.values[slot(ntype)]
+                (rows,) = kernel_in_use().project(
+                    [edges.source], [torch.cat([linear.weight for linear in both]).t()],
+                    [torch.cat([linear.bias for linear in both])])
+                edges.products[ntype] = rows.view(len(rows), 2, self.heads, self._each)
+            products.append(edges.products[ntype])
+        queries = self.queries[slot(relations[0].relation.dst)](relations.destination)
+        return relations.attend_across(
+            products, queries.view(len(queries), self.heads, self._each),
+            self._attention(relations).transpose(2, 3), self._weights(self.message, relations))
+
     def score_all(self, relations: Relations) -> Sequence[Tensor]:
-        prior = relations.stack([self.prior[slot(edges.relation)] for edges in relations])
-        attention = self._weights(self.attention, relations) * (
-            prior / math.sqrt(self._each)).unsqueeze(2).unsqueeze(3)
-        return relations.by_kind(self._before(relations), lambda before, some, at: (
-            self._scores_of_products if before else self._scores_of_states)(
-                some, chosen(attention, at)))
-
-    def _scores_of_products(self, relations: Relations, attention: Tensor) -> Sequence[Tensor]:
-        """Of keys; queries are multiplied by A."""
-        queries = relations.matmul(relations.project(self.queries, self.heads),
-                                   attention.transpose(2, 3))
-        return relations.dot(queries, self._products(relations, self.keys))
-
-    def _scores_of_states(self, relations: Relations, attention: Tensor) -> Sequence[Tensor]:
         """Of states; the keys' weights are multiplied by A first, and with queries."""
-        queries = relations.project(self.queries, self.heads)
+        queries, attention = relations.project(self.queries, self.heads), self._attention(relations)
         keys, biases = self._of_sources(self.keys, relations)
         weights = torch.einsum("rhed,rhei->rhdi", attention, keys)
         biases = torch.einsum("rhed,rhe->rhd", attention, biases)
@@ -79,20 +90,8 @@ class HGTLayer(HGNNLayer):
             elementwise(lambda rows: rows.squeeze(2), of_rows)))
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        message = self._weights(self.message, relations)
-        return relations.by_kind(self._before(relations), lambda before, some, at: (
-            self._sums_of_products if before else self._sums_of_states)(
-                some, chosen(weights, at), chosen(message, at)))
-
-    def _sums_of_products(self, relations: Relations, weights: Sequence[Tensor], message: Tensor
-                          ) -> Sequence[Tensor]:
-        """Of values, multiplied by M."""
-        sums = relations.attend(weights, self._products(relations, self.values))
-        return elementwise(lambda rows: rows.flatten(1), relations.matmul(sums, message))
-
-    def _sums_of_states(self, relations: Relations, weights: Sequence[Tensor], message: Tensor
-                        ) -> Sequence[Tensor]:
         """Of states; the values' weights are multiplied by M first, and with sums."""
+        message = self._weights(self.message, relations)
         values, biases = self._of_sources(self.values, relations)
         of_sums = torch.einsum("rhei,rhed->rhid", values, message)
         of_totals = torch.einsum("rhe,rhed->rhd", biases, message).unsqueeze(2)
@@ -101,32 +100,11 @@ class HGTLayer(HGNNLayer):
         return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
                            relations.matmul(totals, of_totals))
 
-    def _before(self, relations: Relations) -> list[bool]:
-        """For each relation whether keys and values of all rows of its source type are made, as is
-        shorter for all relations of the block together."""
-        kinds: dict[str, bool] = {}
-        for edges in relations:
-            ntype = edges.relation.src
-            if ntype not in kinds:
-                others = [e for e in edges._block.edges if e.relation.src == ntype]
-                kinds[ntype] = relations.by_cost and attended_before(
-                    len(edges.source), sum(len(e.indices) for e in others),
-                    sum(min(e.num_rows, len(e.indices)) for e in others),
-                    self.width, self.heads, self._each)
-        return [kinds[edges.relation.src] for edges in relations]
-
-    def _products(self, relations: Relations, linears: nn.ModuleDict) -> list[Tensor]:
-        """Source states by the linear layer of their type, per head; one tensor for a type."""
-        out = []
-        for edges in relations:
-            linear = linears[slot(edges.relation.src)]
-            key = edges.relation.src, id(linear)  # types may share a layer
-            if key not in edges.products:
-                (rows,) = kernel_in_use().project([edges.source], [linear.weight.t()],
-                                                  [linear.bias])
-                edges.products[key] = rows.view(len(rows), self.heads, self._each)
-            out.append(edges.products[key])
-        return out
+    def _attention(self, relations: Relations) -> Tensor:
+        """A_e μ_r / √d of each relation, (relations, heads, D, D)."""
+        prior = relations.stack([self.prior[slot(edges.relation)] for edges in relations])
+        return self._weights(self.attention, relations) * (
+            prior / math.sqrt(self._each)).unsqueeze(2).unsqueeze(3)
 
     def _of_sources(self, linears: nn.ModuleDict, relations: Relations) -> tuple[Tensor, Tensor]:
         """Weight and bias of each relation's source type, (relations, heads, D, …)."""

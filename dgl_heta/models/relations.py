@@ -35,13 +35,12 @@ class Edges:
     relation : the relation.
     source : states of the source side (source rows, width).
     num_rows : number of destination rows.
-    products : of states and linear layers, by the node type and the layer's id; all edges of a
-        block share them.
+    products : of states and weights, by the node type; all edges of a block share them.
     """
 
     def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
                  exchange: Exchange | None = None,
-                 products: dict[tuple[str, int], Tensor] | None = None) -> None:
+                 products: dict[str, Tensor] | None = None) -> None:
         self.relation, self.num_rows = edges.relation, edges.num_rows
         self.source = states[edges.relation.src]
         self._block, self._edges, self._states = block, edges, states
@@ -131,13 +130,13 @@ class Edges:
 
 
 Kind = TypeVar("Kind", bool, str)
-Method = TypeVar("Method", bound=Callable[..., Sequence[Tensor]])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _naming(method: Method) -> Method:
     """The method, whose errors of a kernel name the relation."""
     @functools.wraps(method)
-    def named(self: Relations, *args: object, **kwargs: object) -> Sequence[Tensor]:
+    def named(self: Relations, *args: object, **kwargs: object) -> Any:
         try:
             return method(self, *args, **kwargs)
         except RelationError as error:
@@ -183,6 +182,15 @@ class Relations(tuple[Edges, ...]):
             edges._block.check_rows(edges._edges)
         return kernel_in_use().gather([edges._states[edges.relation.dst] for edges in self],
                                       [edges._edges.index for edges in self])
+
+    @property
+    def destination(self) -> Tensor:
+        """States of all destination rows of the node type that all these relations end at."""
+        block, ntype = self[0]._block, self[0].relation.dst
+        for edges in self:
+            block.check_rows(edges._edges)
+        return kernel_in_use().gather([self[0]._states[ntype]],
+                                      [slice(0, block.num_dst[ntype])])[0]
 
     def stack(self, weights: Sequence[Tensor]) -> Tensor:
         """A weight of each relation: (relations, …)."""
@@ -303,6 +311,14 @@ class Relations(tuple[Edges, ...]):
         """:meth:`attend`, times weights (relations, heads, width, B): (rows, heads, B)."""
         return self._joined(kernel_in_use().u_mul_e_sum_mm(
             self._in_edges(), self.sources, weights, of_sums))
+
+    @_naming
+    def attend_across(self, products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`dgl_heta.nn.BaseKernel.attend_across` of relations into one node type."""
+        return kernel_in_use().attend_across(
+            self._in_edges(), [edges._edges.index for edges in self], products, queries, to_scores,
+            to_sums)
 
     def attention(self, weights: Sequence[Tensor], to_sources: Sequence[Tensor],
                   to_rows: Sequence[Tensor]) -> Sequence[Tensor]:

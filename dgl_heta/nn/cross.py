@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from dgl_heta.errors import InputError
 from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.joined import elementwise
-from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.precision import all_widened, widened
+from dgl_heta.nn.kernels import kernel_in_use, sums_across
+from dgl_heta.nn.precision import widened
 from dgl_heta.nn.row_parts import (
     Part,
     Parts,
-    apply_part,
     coverage,
     extreme_parts,
     float32_parts,
@@ -206,8 +204,9 @@ class CrossSoftmax(CrossRelation):
     The mergeable state is that of an online softmax (Milakov and Gimelshein 2018,
     https://arxiv.org/abs/1805.02867): with scores s_e and messages m_e of the in-edges e of a row,
     the maximum M = max s_e, the sum Σ exp(s_e - M) and the weighted sum Σ exp(s_e - M) m_e; the
-    result is the last divided by the one before. The maxima are
-    merged first, without a gradient, because the result does not depend on them.
+    result is the last divided by the one before. The maxima are merged first, and each worker
+    multiplies its sums by exp(M - the maximum of all); the maxima have no gradient, because the
+    result does not depend on them.
     """
 
     def __init__(self) -> None:
@@ -232,10 +231,26 @@ class CrossSoftmax(CrossRelation):
         Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
         """
         parts, like = Parts.of(float32_parts(parts)), widened(like)
-        top = self._maxima(block, ntype, parts, heads, like)
-        sums = self._sums(parts, top, messages) if parts else []  # kernels get one at least
-        out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like)
-        return self.divided(out, width)
+        rows = block.num_dst[ntype]
+        if not parts:  # kernels get one at least
+            return self.merged(like.new_zeros((rows, width + heads)),
+                               like.new_full((rows, heads), float("-inf")), block, ntype)
+        return self.merged(*sums_across(
+            kernel_in_use(), [edges.in_edges for edges in parts.edges],
+            [edges.index for edges in parts.edges], parts.values, rows,
+            lambda weights: messages(Parts(parts.edges, weights))), block, ntype)
+
+    def merged(self, sums: Tensor, top: Tensor, block: Block, ntype: str) -> Tensor:
+        """The result (wanted rows, width) from this worker's sums (rows, width + heads), weighted
+        ones and those of weights, and from the maxima (rows, heads) that they are relative to."""
+        most = self.exchange.reduce_max(top, block, ntype)
+        heads = top.shape[1]
+        width = sums.shape[1] - heads
+        if most is not top:
+            scale = torch.exp((top - most).nan_to_num(0))  # both -inf: there are no edges at all
+            of_rows = scale.unsqueeze(2).expand(-1, -1, width // heads).flatten(1)
+            sums = sums * torch.cat([of_rows, scale], 1)
+        return self.divided(self.exchange.reduce_sum(sums, block, ntype), width)
 
     @staticmethod
     def divided(sums: Tensor, width: int) -> Tensor:
@@ -244,28 +259,6 @@ class CrossSoftmax(CrossRelation):
         total = torch.where(sums[:, width:] == 0, 1, sums[:, width:])
         rows = sums[:, :width].view(len(sums), heads, width // heads)
         return (rows / total.unsqueeze(2)).view(len(sums), width)
-
-    @staticmethod
-    def _sums(parts: Parts, top: Tensor, messages: Callable[[Parts], Sequence[Tensor]]) -> Parts:
-        """For each part Σ exp(s_e - M) m_e and, beside it, Σ exp(s_e - M)."""
-        kernel, csc = kernel_in_use(), [edges.in_edges for edges in parts.edges]
-        tops = kernel.copy_v(csc, kernel.gather([top] * len(csc),
-                                                [edges.index for edges in parts.edges]))
-        weights = elementwise(lambda scores, most: torch.exp(scores - most), parts.values, tops)
-        weighted = all_widened(messages(Parts(parts.edges, weights)))
-        return Parts(parts.edges, elementwise(lambda rows, total: torch.cat([rows, total], 1),
-                                              weighted, kernel.e_sum(csc, weights)))
-
-    @torch.no_grad()
-    def _maxima(self, block: Block, ntype: str, parts: Parts, heads: int, like: Tensor) -> Tensor:
-        """The maximum of the scores of each destination row (rows, heads)."""
-        top = like.new_full((block.num_dst[ntype], heads), float("-inf"))
-        most = kernel_in_use().e_max(
-            [edges.in_edges for edges in parts.edges],
-            elementwise(Tensor.detach, parts.values)) if parts else ()
-        for edges, rows in zip(parts.edges, most):
-            apply_part(top, edges, rows, torch.maximum)
-        return self.exchange.reduce_max(top, block, ntype)
 
 
 class CrossStack(CrossRelation):

@@ -22,9 +22,10 @@ from torch.nn import functional as F
 
 from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.nn import messages, segments
+from dgl_heta.nn.attention_across import attend_across
 from dgl_heta.nn.graph_attention import SLOPE, attend
 from dgl_heta.nn.joined import elementwise
-from dgl_heta.nn.precision import InFloat32, is_mixed
+from dgl_heta.nn.precision import InFloat32, all_widened, is_mixed
 from dgl_heta.nn.read_rows import chosen_rows, product
 from dgl_heta.nn.row_sums import extreme, sums
 from dgl_heta.planning.extremes import EXTREMES
@@ -116,6 +117,23 @@ class BaseKernel(Kernel):
                                   destinations)
         scores = elementwise(lambda e: F.leaky_relu(e, SLOPE), scores)
         return self.u_mul_e_sum(edges, sources, self.edge_softmax(edges, scores))
+
+    def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
+                      products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+        """HGT's attention of one node type, over the edges of all relations: of each row the sum of
+        exp(k_u · (q A) - M) v_u M and, beside it, that of exp(…), and its maxima M, no gradient.
+
+        `rows` of each relation, keys and values beside each other (S, 2, H, D), queries (R, H, D),
+        A and M (relations, H, D, D), to (R, H · D + H) and (R, H); 0 and -inf without edges.
+        """
+        apart = {id(x): x.unbind(1) for x in products}
+        keys, values = zip(*(apart[id(x)] for x in products))
+        each = [queries] * len(edges)
+        scores = self.u_dot_v(edges, keys, self.matmul(self.gather(each, rows), to_scores))
+        return sums_across(self, edges, rows, scores, len(queries), lambda weights: elementwise(
+            lambda x: x.flatten(1),
+            self.matmul(self.u_mul_e_sum(edges, values, weights), to_sums)))
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
@@ -224,6 +242,13 @@ class FusedKernel(BaseKernel):
                 else super(FusedKernel, self).u_attend([csc], [u], [a], [b])[0]
                 for csc, u, a, b in zip(edges, sources, vectors, destinations)]
 
+    def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
+                      products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+        way = attend_across if _compiled(queries, to_scores, to_sums, *products) else (
+            super().attend_across)
+        return way(edges, rows, products, queries, to_scores, to_sums)
+
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
         """As `torch`; gradients are added to the array that all operators on a tensor share.
@@ -247,6 +272,25 @@ def unbound(weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
     """The weights of each relation; taken apart at once, so that their gradients are put together
     at once."""
     return weights.unbind() if isinstance(weights, Tensor) else weights
+
+
+def sums_across(kernel: Kernel, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
+                scores: Sequence[Tensor], number: int,
+                messages: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    """Sums and maxima as of :meth:`BaseKernel.attend_across`, of so many rows, from scores (E, H).
+
+    `messages` gives for weights (E, H) of each relation their weighted sums of messages (R_r, W).
+    """
+    with torch.no_grad():
+        top = scores[0].new_full((number, scores[0].shape[1]), float("-inf"))
+        for at, most in zip(rows, kernel.e_max(edges, elementwise(Tensor.detach, scores))):
+            top[at] = torch.maximum(top[at], most)
+    tops = kernel.copy_v(edges, kernel.gather([top] * len(edges), rows))
+    weights = elementwise(lambda e, most: torch.exp(e - most), scores, tops)
+    sums = elementwise(lambda x, total: torch.cat([x, total], 1), all_widened(messages(weights)),
+                       kernel.e_sum(edges, weights))
+    like = top.new_empty((1, 1)).expand(number, sums[0].shape[1])
+    return kernel.scatter_sum(sums, rows, like), top
 
 
 _in_use: Kernel = FusedKernel()

@@ -145,17 +145,10 @@ def coverage(parts: Sequence[Part], at: Sequence[int], count: int, seeds: int
     return [rows[column] == seeds if column in rows else None for column in range(count)]
 
 
-def apply_part(out: Tensor, edges: RelationBlock, value: Tensor,
-               how: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _apply(out: Tensor, edges: RelationBlock, value: Tensor,
+           how: Callable[[Tensor, Tensor], Tensor]) -> None:
     """`out[rows] = how(out[rows], value)` for the rows of a relation, in place."""
-    if edges.rows is not None and how is torch.add:
-        out.index_add_(0, edges.rows, value)
-    elif edges.rows is not None:
-        out[edges.rows] = how(out[edges.rows], value)
-    elif how is torch.add:
-        out[edges.start:edges.stop] += value
-    else:
-        out[edges.start:edges.stop] = how(out[edges.start:edges.stop], value)
+    out[edges.index] = how(edges.of(out), value)
 
 
 class _ExtremeParts(torch.autograd.Function):
@@ -165,11 +158,11 @@ class _ExtremeParts(torch.autograd.Function):
         out = like.new_full((rows, width), EXTREMES[op])
         better = torch.maximum if op == "max" else torch.minimum
         for part, value in zip(edges, values):
-            apply_part(out, part, value, better)
+            _apply(out, part, value, better)
         first = torch.full((rows, width), NOBODY, dtype=torch.int32, device=like.device)
         for part, value in zip(edges, values):
             attained = torch.where(value == part.of(out), part.place, NOBODY).to(torch.int32)
-            apply_part(first, part, attained, torch.minimum)
+            _apply(first, part, attained, torch.minimum)
         out = torch.where(torch.isinf(out) & (first == NOBODY), 0, out)
         ctx.edges = edges
         ctx.save_for_backward(*(part.of(first) == part.place for part in edges))

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, messages, segments
+from dgl_heta.nn import (
+    BaseKernel,
+    FusedKernel,
+    TorchKernel,
+    attention_across,
+    messages,
+    segments,
+)
 from dgl_heta.sampling.blocks import InEdges
 
 HEADS, WIDTH = 2, 3
@@ -216,3 +223,41 @@ def test_what_does_not_fit_is_refused() -> None:
         for wrong in torch.ones(2, 1), torch.ones(4, 1), torch.ones(3):
             with pytest.raises(InputError, match=r"it should be \(3, heads\)"):
                 kernel(indptr, wrong)
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_attention_across_relations_and_its_gradients(most: int) -> None:
+    """Eight products at a time and what is left of them; scores far apart; rows without edges."""
+    torch.manual_seed(0)
+    degrees = torch.randint(0, most, (3, 20))
+    rows = [slice(0, 20), slice(5, 25), torch.randperm(30)[:20]]
+    edges = [InEdges(torch.cat([torch.zeros(1, dtype=torch.int64), x.cumsum(0)]),
+                     torch.randint(0, 9, (int(x.sum()),), dtype=torch.int32)) for x in degrees]
+    inputs = [*(torch.randn(9, 2, 2, 10, dtype=torch.float64) for _ in edges),
+              30 * torch.randn(30, 2, 10, dtype=torch.float64),
+              *torch.randn(2, 3, 2, 10, 10, dtype=torch.float64)]
+    found = []
+    for kernel in (FUSED, TORCH):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        sums, top = kernel.attend_across(edges, rows, leaves[:3], *leaves[3:])
+        grads = torch.autograd.grad(sums.square().sum(), leaves)
+        assert not top.requires_grad
+        found.append([sums, top, *grads])
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"products": torch.zeros(3, 2, 2, 4)}, "starts at row 3"),
+    ({"products": torch.zeros(4, 2, 2, 5)}, "keys and values"),
+    ({"rows": torch.tensor([0, 2])}, "starts at row 2"),
+    ({"rows": torch.tensor([0])}, "numbers of rows"),
+    ({"to_sums": torch.zeros(1, 2, 4, 5)}, "weights of relations")])
+def test_attention_across_relations_reads_no_foreign_memory(change, said) -> None:  # type: ignore[no-untyped-def]
+    given = {"products": torch.zeros(4, 2, 2, 4), "rows": torch.tensor([0, 1]),
+             "queries": torch.zeros(2, 2, 4), "to_scores": torch.zeros(1, 2, 4, 4),
+             "to_sums": torch.zeros(1, 2, 4, 4)} | change
+    with pytest.raises(InputError, match=said):
+        attention_across.attend_across(
+            [InEdges(torch.tensor([0, 1, 2]), torch.tensor([0, 3]))], [given["rows"]],
+            [given["products"]], given["queries"], given["to_scores"], given["to_sums"])
