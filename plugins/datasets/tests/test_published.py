@@ -161,9 +161,9 @@ def test_mlperfs_recipe_trains_on_a_miniature_from_half_precision(
     store = Store(parts / "store")
     assert {t: store.array(t, "feat").dtype for t in store.manifest.node_counts} == dict.fromkeys(
         ("author", "conference", "fos", "institute", "journal", "paper"), np.float16)
-    rows = StaticFeatures(store, ("paper",), torch.float32, torch.device("cpu"))
-    assert rows.sources["paper"].dtype == np.float16  # in memory; decoded when they are read
-    assert rows.read({"paper": np.arange(2)})["paper"].dtype == torch.float32
+    features = StaticFeatures(store, ("paper",), torch.float32, torch.device("cpu"))
+    assert features.sources["paper"].dtype == np.float16  # in memory; decoded when they are read
+    assert features.read({"paper": np.arange(2)})["paper"].dtype == torch.float32
     done = heta("train", parts, "--config", recipe, "--set", "run.prove=off",
                 "--run-dir", tmp_path / "run")
     assert done.status == 0, done.err
