@@ -372,7 +372,7 @@ def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float, cut
     away is remote as often as under random parts but for the share `(1 - cut) ** k`.
     """
     schema, machines = plan.schema, cluster.machines
-    step = field_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
+    step = counted or field_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
 
     def remote(hops: int) -> float:
         return (1 - (1 - cut) ** hops) * (machines - 1) / machines
@@ -390,6 +390,6 @@ def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float, cut
             sum(layer.inner.values()), layer.inner_edges)
     parameters = sum(size for size, _ in parameter_groups(plan, work))
     sent["gradients"] = traffic.gradients(machines, parameters, 0, work)
-    units = step_units(schema, counted or step, work, exchanges * (machines > 1))
+    units = step_units(schema, step, work, exchanges * (machines > 1))
     units["parameter"] = parameters
     return Load(units, sent, rounds * (machines > 1), distdgl_footprint(schema, work) / machines)

@@ -103,8 +103,8 @@ def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
 
 UNITS = {
     "step": "steps", "call": "relations run, over all layers", "edge": "edges sampled",
-    "row": "feature rows read", "gathered": "bytes of features read",
-    "flop": "operations of dense layers, both ways", "message": "bytes of messages along edges",
+    "gathered": "bytes of features read", "flop": "operations of dense layers, both ways",
+    "product": "bytes of rows that dense layers make", "message": "bytes of messages along edges",
     "aggregated": "bytes of the rows that relations aggregate to",
     "parameter": "dense parameters updated",
     "updated": "bytes of learnable rows read and updated", "remote": "bytes sent to other machines",
@@ -141,31 +141,31 @@ def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: 
             own = first.inner.get(ntype, 0.0) + step.own.get(ntype, 0.0)
             if aggregated_first(rows, edges, into, own, wide, hidden):
                 widths[ntype], multiplied, read = width, into + own, own
-        units["row"] += read if width else 0
         units["gathered"] += read * width
         units["updated"] += 0 if width else rows * row
         units["flop"] += 2 * 2 * multiplied * wide * hidden
+        units["product"] += multiplied * row if width else 0
     for layer in step.layers:
         states = {t: layer.inner.get(t, 0.0) + step.own.get(t, 0.0)
                   for t in {*layer.inner, *step.own}}
         sources = {t: n + step.own.get(t, 0.0) for t, n in layer.sources.items()}
         units["call"] += len(layer.rows)
         units["edge"] += layer.edges
+        products = sum(states.values())  # rows of hidden width that are multiplied
         if work.model == "hgt":
-            units["flop"] += square * (
-                2 * sum(sources.values()) + 2 * sum(states.values())
-                + 2 / HEADS * sum(layer.rows.values()))
-        else:
-            units["flop"] += square * sum(states.values())
+            products += 2 * sum(sources.values()) + sum(states.values())
+            units["flop"] += square * 2 / HEADS * sum(layer.rows.values())
         for relation, rows in layer.rows.items():
             edges, reached = layer.sampled[relation], sources.get(relation.src, 0.0)
             summed = ours and work.model == "rgat" and edges <= EDGES_PER_SOURCE * reached
             units["message"] += edges * (widths.get(relation.src, row) if layer is first else row)
             units["aggregated"] += rows * row * (HEADS if summed else 1)
             if work.model == "rgcn" or summed:
-                units["flop"] += square * rows
+                products += rows
             elif work.model == "rgat":
-                units["flop"] += square * (reached + rows * (not ours))
+                products += reached + rows * (not ours)
+        units["flop"] += square * products
+        units["product"] += products * row
     return units
 
 

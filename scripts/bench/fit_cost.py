@@ -71,10 +71,10 @@ GRAPHS = ("synthetic-mag:scale=0.2", "synthetic-freebase:scale=0.05", "synthetic
 STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # those of the script; units
     "sample": (("sample",), ("step", "call", "edge", "remote")),
     "compute": (("features", "forward", "backward"), (
-        "step", "call", "row", "gathered", "flop", "message", "aggregated", "updated", "remote",
+        "step", "call", "gathered", "flop", "product", "message", "aggregated", "updated", "remote",
         "exchange")),
     "update": (("update",), ("step", "call", "parameter", "updated", "remote")),
-    "servers": (("servers",), ("step", "edge", "row", "gathered", "updated", "remote"))}
+    "servers": (("servers",), ("step", "edge", "gathered", "updated", "remote"))}
 LEAST = 0.02  # of a step, that a stage weighs as
 RATE_GBIT = 10.0
 

@@ -28,7 +28,7 @@ from dgl_heta.planning.workload import MODELS, Workload
 
 BENCH = Path(__file__).parents[2] / "scripts/bench"
 SCALE = 0.01
-SECONDS = dict(zip(UNITS, (2e-2, 1e-3, 5e-8, 4e-7, 5e-10, 1e-11, 3e-10, 2e-9, 1e-9, 2e-9, 1e-9,
+SECONDS = dict(zip(UNITS, (2e-2, 1e-3, 5e-8, 1e-9, 1e-11, 1e-9, 3e-10, 2e-9, 1e-9, 3e-9, 2e-9,
                            3e-3)))
 
 
