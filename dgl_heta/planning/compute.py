@@ -103,7 +103,7 @@ def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
 
 UNITS = {
     "step": "steps", "call": "relations run, over all layers", "edge": "edges sampled",
-    "gathered": "bytes of features read", "flop": "operations of dense layers, both ways",
+    "gathered": "bytes of features read, once decoded", "flop": "operations of dense layers, both ways",
     "product": "bytes of rows that dense layers make", "message": "bytes of messages along edges",
     "aggregated": "bytes of the rows that relations aggregate to",
     "parameter": "dense parameters updated",
@@ -141,7 +141,7 @@ def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: 
             own = first.inner.get(ntype, 0.0) + step.own.get(ntype, 0.0)
             if aggregated_first(rows, edges, into, own, wide, hidden):
                 widths[ntype], multiplied, read = width, into + own, own
-        units["gathered"] += read * width
+        units["gathered"] += read * wide * work.itemsize  # however few bytes they have in files
         units["updated"] += 0 if width else rows * row
         units["flop"] += 2 * 2 * multiplied * wide * hidden
         units["product"] += multiplied * row if width else 0
