@@ -103,7 +103,8 @@ def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
 
 UNITS = {
     "step": "steps", "call": "relations run, over all layers", "edge": "edges sampled",
-    "gathered": "bytes of features read, once decoded", "flop": "operations of dense layers, both ways",
+    "gathered": "bytes of features read, once decoded",
+    "flop": "operations of dense layers, both ways",
     "product": "bytes of rows that dense layers make", "message": "bytes of messages along edges",
     "aggregated": "bytes of the rows that relations aggregate to",
     "parameter": "dense parameters updated",
