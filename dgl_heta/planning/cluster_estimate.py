@@ -274,7 +274,9 @@ def summary(system: str, loads: Sequence[Load], plan: Plan, work: Workload, clus
         system, steps, seconds(slowest, cluster, coefficients.of(of, work.model)),
         sum(causes.values()), dict(causes), memory,
         None if cluster.memory_gb is None else memory <= cluster.memory_gb * 1e9,
-        coefficients.beyond(of, work.model, cluster, slowest))
+        [*coefficients.beyond(of, work.model, cluster, slowest), *(
+            ["relations that are cut"] if of == SYSTEMS[0]
+            and any(p.ranges or p.owned for p in plan.partitions) else [])])
 
 
 def seconds(load: Load, cluster: Cluster, each: Mapping[str, float]) -> float:
