@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dgl_heta.partition.graph_input import GraphInput
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients
     from dgl_heta.planning.plan import Plan
+    from dgl_heta.planning.receptive_field import ReceptiveField
     from dgl_heta.planning.workload import Workload
     from dgl_heta.settings import Settings
 
@@ -69,6 +70,9 @@ class ClusterOptions:
         "or a table).")] = None
     model: Annotated[str | None, typer.Option(
         help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None
+    feature_itemsize: Annotated[int | None, typer.Option(
+        min=1, max=8, help="Bytes of a number of the features, with --cluster. Default: as they "
+        "are stored; of a schema alone 4.")] = None
     train_nodes: Annotated[int | None, typer.Option(
         help="Training nodes, with --cluster. Default: those in train_mask, or all target "
         "nodes.")] = None
@@ -108,7 +112,8 @@ def plan(
             "no effect on --cluster; leave one of them out")
         _estimate(opened, registry, options, work, machines, settings, as_json)
         return
-    refuse({"--model": machines.model, "--train-nodes": machines.train_nodes},
+    refuse({"--model": machines.model, "--train-nodes": machines.train_nodes,
+            "--feature-itemsize": machines.feature_itemsize},
            "an effect on --cluster only; give a cluster, or leave it out")
     if compare:
         refuse({option: given.get(option) for option in (
@@ -202,7 +207,8 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     workload = replace(
         workload, model=model, fanouts=workload.fanouts_of(hops),
         seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
-        classes=opened.task.num_classes if opened.task else 0)
+        classes=opened.task.num_classes if opened.task else 0,
+        feature_itemsize=machines.feature_itemsize or opened.feature_itemsize)
     if own is not None and own.num_parts == cluster.machines:
         chosen, method = own, own.method
     else:
@@ -212,8 +218,9 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
             backend, opened, options, parts=cluster.machines, hops=hops,
             replication=options.replication or "full", workload=workload,
             cutter=cutter_of(options, registry)))
-    counted, how = _counted(opened, chosen, workload, cluster, coefficients, options.seed or 0)
-    systems = estimate(chosen, workload, cluster, coefficients, counted, settings)
+    counted, fields, how = _counted(opened, chosen, workload, cluster, coefficients,
+                                    options.seed or 0)
+    systems = estimate(chosen, workload, cluster, coefficients, counted, fields, settings)
     gpu = None if cluster.gpu is None else {
         "measured": False, **cluster.gpu.model_dump(), "reached": REACHED,
         "kernel": settings.train.kernel, "cache": settings.cache.policy_on(gpu=True)}
@@ -222,21 +229,21 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
             "cluster": cluster.model_dump(exclude={"gpu"}), **({"gpu": gpu} if gpu else {}),
             "training": asdict(workload), "method": method,
             "coefficients": coefficients.model_dump(), "rows": how,
-            "unmeasured": coefficients.unmeasured(chosen, cluster),
             "systems": [system.to_json() for system in systems]})
         return
     show_estimates(systems, coefficients, (
         f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
         f"{systems[0].steps:,} steps per epoch, {model}, batch {workload.batch_size} per trainer, "
-        f"hidden {workload.hidden}; {how}"), coefficients.unmeasured(chosen, cluster), out)
+        f"hidden {workload.hidden}; {how}"), fields is not None, out)
     if gpu:
         show_on_gpus(systems, gpu, out)
 
 
 def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
              coefficients: Coefficients, seed: int
-             ) -> tuple[dict[str, dict[str, float]] | None, str]:
-    """Bytes of rows as they are counted on a graph with edges, and how all rows were found."""
+             ) -> tuple[dict[str, dict[str, float]] | None, list[ReceptiveField] | None, str]:
+    """Bytes of rows, and rows and edges of steps, as they are counted on a graph with edges; and
+    how they were found."""
     from dgl_heta.partition.counted import count_rows
     from dgl_heta.store import Store, write_store
     from dgl_heta.system.leftovers import scratch_directory
@@ -246,19 +253,22 @@ def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
              f"METIS's cut {coefficients.metis_cut:.2f} of random's, a guess: that of the graphs "
              "which the model was fitted to; metis_cut in the cluster's file replaces it")
     if opened.store is None and opened.source is None:
-        return None, f"rows expected from the schema's counts; {guess}"
+        return None, None, f"rows expected from the schema's counts; {guess}"
     with scratch_directory(None, "dgl-heta-plan") as directory:
         if opened.store is None:
             assert opened.source is not None
             write_store(opened.source, directory / "store")
         with err.status("counting rows in sampled steps"):
-            count = count_rows(opened.store or Store(directory / "store"), plan, work, seed)
+            count = count_rows(opened.store or Store(directory / "store"), plan, work, seed,
+                               trainers=cluster.trainers)
     sent, steps = count.sent, f"rows counted in {count.steps} sampled steps"
     if cluster.metis_cut is not None:
-        return {k: v for k, v in sent.items() if k != "DistDGL METIS"}, f"{steps}; {guess}"
+        return ({k: v for k, v in sent.items() if k != "DistDGL METIS"}, count.fields,
+                f"{steps}; {guess}")
     if count.metis_cut is None:
-        return sent, f"{steps}; METIS {count.missing}; {guess}"
-    return sent, f"{steps}; METIS run here: it cuts {count.metis_cut:.2f} of what random parts cut"
+        return sent, count.fields, f"{steps}; METIS {count.missing}; {guess}"
+    return sent, count.fields, (f"{steps}; METIS run here: it cuts {count.metis_cut:.2f} of what "
+                                "random parts cut")
 
 
 def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None) -> int:

@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.partition.method_comparison import Owner, Partitioning, counting_of, metis_or_why
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.receptive_field import LayerField, ReceptiveField
 from dgl_heta.planning.workload import Workload
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store
 from dgl_heta.store.structure import copied
 
@@ -23,19 +27,22 @@ class CountedRows:
     ----------
     sent : system → cause (features, learnable, sampling) → bytes that one machine sends in a step,
         with a trainer on each.
+    fields : what each partition samples in a step, and last what one process would.
     metis_cut : edges between METIS's parts ÷ those between random ones; None where METIS was not
         run, for the reason `missing`.
     """
 
     sent: dict[str, dict[str, float]]
+    fields: list[ReceptiveField]
     steps: int
     metis_cut: float | None = None
     missing: str | None = None
 
 
-def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: int = 3
-               ) -> CountedRows:
+def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: int = 3,
+               trainers: int = 1) -> CountedRows:
     """Count the rows that move in some steps over a plan, over METIS's parts and over random ones.
+    `fields` are of a step with so many `trainers` on each machine.
 
     Raises
     ------
@@ -55,13 +62,56 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
     rng = np.random.default_rng(seed)
     random = {t: rng.integers(0, plan.num_parts, n) for t, n in store.schema.node_counts.items()}
     own = plan.without_owners().for_scripts()
+    fields = count_fields(store, plan, work, work.epoch(
+        store.schema, plan.targets, plan.num_parts * trainers)[1], seed)
     by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", own)),
              "DistDGL random": per_machine(counting.distdgl("", random))}
     owner, missing = metis_or_why(store, plan.num_parts)
     if owner is None:
-        return CountedRows(by_system, counting.steps, missing=missing)
+        return CountedRows(by_system, fields, counting.steps, missing=missing)
     by_system["DistDGL METIS"] = per_machine(counting.distdgl("", owner))
-    return CountedRows(by_system, counting.steps, _cut(store, owner) / max(_cut(store, random), 1))
+    return CountedRows(by_system, fields, counting.steps,
+                       _cut(store, owner) / max(_cut(store, random), 1))
+
+
+def count_fields(store: Store, plan: Plan, work: Workload, seeds: float, seed: int = 0
+                 ) -> list[ReceptiveField]:
+    """Count the rows and edges that each partition samples in a step of `seeds` seeds per worker.
+
+    Last is what one process samples for as many seeds. Without replication a partition's rows and
+    edges are those of its types and relations in the batch of the group.
+    """
+    whole = make_plan(store.schema, plan.targets, plan.hops, 1)
+    rng = np.random.default_rng(seed)
+    train = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
+             else np.arange(store.schema.node_counts[t]) for t in plan.targets}
+
+    def sample(of: Plan, part: int, size: int) -> ReceptiveField:
+        """The batch of a partition, of a group of `size` workers."""
+        counts = {t: min(round(seeds * size / len(train)), len(ids)) for t, ids in train.items()}
+        batch = NeighborSampler(store, SamplingScope.of(of, part), work.fanouts_of(plan.hops), seed
+                                ).sample({t: np.sort(rng.choice(train[t], n, replace=False))
+                                          for t, n in counts.items()})
+        own, layers = {t: n / size for t, n in counts.items()}, list[LayerField]()
+        for block in reversed(batch.blocks):
+            inner, sources = ({t: max(float(n) - counts.get(t, 0), 0.0) for t, n in side.items()}
+                              for side in (block.num_dst, block.num_src))
+            edges = [part for part in block.edges if len(part.indptr) > 1]
+            numbers = [[len(part.indptr) - 1, 0, len(part.indices), 0] for part in edges]
+            layers.append(LayerField(
+                inner if layers else {}, sources, [part.relation for part in edges],
+                np.array(numbers, np.float64).reshape(-1, 4).T))
+        return ReceptiveField(layers, {t: float(len(ids)) for t, ids in batch.input_nodes.items()},
+                              own)
+
+    alone = sample(whole, 0, 1)
+    if plan.replication == "full":
+        scripts = plan.for_scripts()
+        return [*(sample(scripts, p.index, len(plan.groups[p.group])) for p in plan.partitions),
+                alone]
+    of_group = {size: sample(whole, 0, size) for size in {*map(len, plan.groups)}}
+    return [*(of_group[len(plan.groups[p.group])].held_by(plan.held(p.index), p.node_types)
+              for p in plan.partitions), alone]
 
 
 def _cut(store: Store, owner: Owner) -> int:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.changes import with_features, with_reverse
+from dgl_heta.graph.changes import FEAT, with_features, with_reverse
 from dgl_heta.graph.readers.dgl_parts import find_config
 from dgl_heta.graph.reading_options import split_options
 from dgl_heta.graph.schema import Relation, Schema
@@ -44,6 +46,15 @@ class GraphInput:
         if self.store is not None:
             return self.store.manifest.task
         return self.source.task if self.source else None
+
+    @property
+    def feature_itemsize(self) -> int:
+        """Bytes of a number of the features, the widest where types differ; 4 if unknown."""
+        arrays: Mapping[str, Mapping[str, Any]] = (
+            self.store.manifest.arrays if self.store is not None
+            else self.source.node_arrays if self.source is not None else {})
+        return max((np.dtype(of[FEAT].dtype).itemsize for of in arrays.values() if FEAT in of),
+                   default=4)
 
     @property
     def info(self) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ link and rounds times latency. A step takes as long as its slowest machine.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dgl_heta.errors import InputError, listing, nearest, quoted
 from dgl_heta.graph.schema import read_json
 from dgl_heta.planning import traffic
-from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
+from dgl_heta.planning.compute import OF_MODELS, UNITS, parameter_groups, step_units
 from dgl_heta.planning.cost import below_last
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
 from dgl_heta.planning.gpu import GPUS, Gpu, forecast
@@ -30,14 +31,18 @@ from dgl_heta.planning.receptive_field import (
     ReceptiveFields,
     field_of_one_process,
 )
-from dgl_heta.planning.workload import Workload
+from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Settings, read_toml
 
-SERIAL = ("step", "module", "exchange")
+SERIAL = ("step", "call", "exchange")
 """Units that more cores do not make faster."""
-MEASURED = ("machines", "link_gbit", "cores")
+SYSTEMS = ("dgl-heta", "DistDGL")
+"""Whose seconds of a unit of work are fitted, each by itself."""
+CLUSTER = ("machines", "link_gbit", "cores")
 """What of a cluster is compared with the measurements that coefficients were fitted to; `cores` are
 those of a trainer."""
+SHARE = 0.1
+"""Work beyond what was measured is named if it takes at least so much of a step."""
 
 
 class _File(BaseModel):
@@ -45,38 +50,59 @@ class _File(BaseModel):
 
 
 class Coefficients(_File):
-    """The seconds of a unit of work on the machine of the measurements.
+    """The processor seconds of a unit of work on the machine of the measurements.
 
-    `seconds` has one value per key of :data:`UNITS`; `metis_cut` is the number of edges between
+    `seconds` has one value for each of :data:`SYSTEMS` and each unit of :data:`UNITS`, where it is
+    one of :data:`OF_MODELS` of each model (`call rgcn`). `metis_cut` is the number of edges between
     METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
-    `most` has the largest values of :data:`MEASURED` among the measurements.
+    `most` has the largest values among the measurements: of :data:`CLUSTER`, and for each system
+    of each unit.
     """
 
-    seconds: dict[str, float]
+    seconds: dict[str, dict[str, float]]
     metis_cut: float = Field(ge=0, le=1)
     errors: dict[str, dict[str, float]] = {}
     measured_on: str = ""
-    most: dict[str, float] = {}
+    most: dict[str, dict[str, float]] = {}
 
-    def unmeasured(self, plan: Plan, cluster: Cluster) -> list[str]:
-        """Return what of a prediction is outside of the measurements, as far as they are known."""
+    def of(self, system: str, model: str) -> dict[str, float]:
+        """Unit → seconds of one of :data:`SYSTEMS`."""
+        return {unit: self.seconds[system][name] for unit, name in names(model).items()}
+
+    def beyond(self, system: str, model: str, cluster: Cluster, load: Load) -> list[str]:
+        """Return what of a machine's step is beyond the measurements; nothing: all is inside."""
         of = {"machines": cluster.machines, "link_gbit": cluster.link_gbit,
               "cores": cluster.cores / cluster.trainers}
-        beyond = [f"{name} = {of[name]:g} (measured: at most {most:g})"
-                  for name, most in self.most.items() if of[name] > most]
-        return [*beyond, *(["a plan without replication"] if plan.replication == "none" else [])]
+        found = [f"{name} = {of[name]:g} (measured: at most {most:g})"
+                 for name, most in self.most.get("cluster", {}).items() if of[name] > most]
+        each, most = self.of(system, model), self.most.get(system, {})
+        units, whole = load.units(cluster.trainers), seconds(load, cluster, each)
+        return found + [
+            f"{UNITS[unit]} = {units[unit]:.2g} (measured: at most {most[name]:.2g})"
+            for unit, name in names(model).items() if units[unit] > most.get(name, math.inf)
+            and busy(load, cluster, each, (unit,)) >= SHARE * whole]
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Coefficients:
         """From a file of fit_cost.py; default: those that dgl-heta comes with."""
         path = Path(path or Path(__file__).with_name("coefficients.json"))
         read = _read(cls, read_json(path, "coefficients"), f"coefficients {path}")
-        if set(read.seconds) != set(UNITS) or min(read.seconds.values()) < 0:
-            raise InputError(f"coefficients {path}: 'seconds' must have a number, 0 or more, for "
-                             f"each of {listing(UNITS)}")
-        if not {*read.most} <= {*MEASURED}:
-            raise InputError(f"coefficients {path}: 'most' can have {listing(MEASURED)}")
+        units = {name for model in MODELS for name in names(model).values()}
+        if {*read.seconds} != {*SYSTEMS} or any(
+                {*of} != units or min(of.values()) < 0 for of in read.seconds.values()):
+            raise InputError(f"coefficients {path}: 'seconds' must have for each of "
+                             f"{listing(SYSTEMS)} a number, 0 or more, for each of "
+                             f"{listing(sorted(units))}")
+        for of, known in (("cluster", {*CLUSTER}), *((s, units) for s in SYSTEMS)):
+            if not {*read.most.get(of, {})} <= known:
+                raise InputError(f"coefficients {path}: 'most' of {of} can have "
+                                 f"{listing(sorted(known))}")
         return read
+
+
+def names(model: str) -> dict[str, str]:
+    """Unit of :data:`UNITS` → its name among the coefficients, of a model."""
+    return {unit: f"{unit} {model}" if unit in OF_MODELS else unit for unit in UNITS}
 
 
 class Cluster(_File):
@@ -167,8 +193,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A prediction for one system; `memory` and `seconds_*` of the machine that has most; `gpu` of
-    the slowest, or one that its step does not fit (:func:`~dgl_heta.planning.gpu.forecast`)."""
+    """A prediction for one system; `memory` and `seconds_*` of the machine that has most; `beyond`
+    says what of the seconds is beyond the measurements; `gpu` of the slowest, or one that its step
+    does not fit (:func:`~dgl_heta.planning.gpu.forecast`)."""
 
     system: str
     steps: int
@@ -177,6 +204,7 @@ class Estimate:
     causes: dict[str, float]
     memory: float
     fits: bool | None
+    beyond: list[str]
     gpu: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -188,6 +216,7 @@ class Estimate:
 def estimate(plan: Plan, work: Workload, cluster: Cluster,
              coefficients: Coefficients | None = None,
              counted: Mapping[str, Mapping[str, float]] | None = None,
+             fields: Sequence[ReceptiveField] | None = None,
              settings: Settings | None = None) -> list[Estimate]:
     """Predict RAF over `plan`, learnable features exact and as replicas, and DistDGL.
 
@@ -195,6 +224,8 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
     ----------
     counted : system → cause → bytes that a machine sends in a step for rows that were counted on
         the graph, with a trainer on each; they replace those that are expected.
+    fields : the rows and edges that each partition samples in a step, and last those of one
+        process, as they were counted; they, too, replace those that are expected.
     settings : of steps on the cluster's GPUs.
 
     Raises
@@ -205,48 +236,61 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
     coefficients = coefficients or Coefficients.load(cluster.coefficients)
     cut = coefficients.metis_cut if cluster.metis_cut is None else cluster.metis_cut
     steps, seeds = work.epoch(plan.schema, plan.targets, cluster.machines * cluster.trainers)
+    ours, alone = (fields[:-1], fields[-1]) if fields else (None, None)
     loads_of = {
-        "dgl-heta": raf_loads(plan, work, cluster, seeds, "exact"),
-        "dgl-heta, replica": raf_loads(plan, work, cluster, seeds, "replica"),
-        "DistDGL METIS": [distdgl_load(plan, work, cluster, seeds, cut)],
-        "DistDGL random": [distdgl_load(plan, work, cluster, seeds, 1.0)]}
+        "dgl-heta": raf_loads(plan, work, cluster, seeds, "exact", ours),
+        "dgl-heta, replica": raf_loads(plan, work, cluster, seeds, "replica", ours),
+        "DistDGL METIS": [distdgl_load(plan, work, cluster, seeds, cut, alone)],
+        "DistDGL random": [distdgl_load(plan, work, cluster, seeds, 1.0, alone)]}
     for name, causes in (counted or {}).items():
         loads_of[name] = [replace(load, sent={**load.sent, **{
             cause: size * cluster.trainers for cause, size in causes.items()
             if size or cause in load.sent}}) for load in loads_of[name]]
     cores = cluster.speed * cluster.cores / cluster.trainers
-    cpu = {unit: each / cores for unit, each in coefficients.seconds.items()}
+    on_cpu = coefficients.of(SYSTEMS[0], work.model)
+    cpu = {unit: each / cores for unit, each in on_cpu.items()}
     on_gpu: dict[str, dict[str, Any]] = {name: max((
         forecast(load, plan.schema, work, cluster.gpu, settings or Settings(), cpu,
-                 seconds(load, cluster, coefficients, ("exchange", "remote")))
+                 busy(load, cluster, on_cpu, ("exchange", "remote"))
+                 + network_seconds(load, cluster))
         for load in loads if cluster.gpu and load.step),
         key=lambda one: (not one["fits"], one["seconds_per_step"]), default={})
         for name, loads in loads_of.items()}
-    return [replace(summary(name, loads, cluster, coefficients, steps), gpu=on_gpu[name] or None)
-            for name, loads in loads_of.items()]
+    return [replace(summary(name, loads, plan, work, cluster, coefficients, steps),
+                    gpu=on_gpu[name] or None) for name, loads in loads_of.items()]
 
 
-def summary(system: str, loads: Sequence[Load], cluster: Cluster, coefficients: Coefficients,
-            steps: int) -> Estimate:
+def summary(system: str, loads: Sequence[Load], plan: Plan, work: Workload, cluster: Cluster,
+            coefficients: Coefficients, steps: int) -> Estimate:
     """One system's prediction from what its machines do; a single load stands for all of them."""
     each = cluster.machines / len(loads)
     causes: Counter[str] = Counter()
     for load in loads:
         causes.update({cause: size * each for cause, size in load.sent.items()})  # type: ignore
     memory = max(load.memory for load in loads)
+    of = next(name for name in SYSTEMS if system.startswith(name))
+    slowest = max(loads, key=lambda one: seconds(one, cluster, coefficients.of(of, work.model)))
     return Estimate(
-        system, steps, max(seconds(load, cluster, coefficients) for load in loads),
+        system, steps, seconds(slowest, cluster, coefficients.of(of, work.model)),
         sum(causes.values()), dict(causes), memory,
-        None if cluster.memory_gb is None else memory <= cluster.memory_gb * 1e9)
+        None if cluster.memory_gb is None else memory <= cluster.memory_gb * 1e9,
+        [*coefficients.beyond(of, work.model, cluster, slowest), *(
+            ["relations that are cut"] if of == SYSTEMS[0]
+            and any(p.ranges or p.owned for p in plan.partitions) else [])])
 
 
-def seconds(load: Load, cluster: Cluster, coefficients: Coefficients,
-            units: Container[str] = UNITS) -> float:
-    """Seconds of a machine's step: its work, of `units` alone, its link, latency."""
+def seconds(load: Load, cluster: Cluster, each: Mapping[str, float]) -> float:
+    """Seconds of a machine's step: its work, its link, latency. `each` has those of a unit."""
+    return busy(load, cluster, each) + network_seconds(load, cluster)
+
+
+def busy(load: Load, cluster: Cluster, each: Mapping[str, float],
+         units: Container[str] = UNITS) -> float:
+    """Seconds of work, of `units` alone, by what one of each takes on a core."""
     cores = cluster.cores / cluster.trainers
-    busy = sum(coefficients.seconds[unit] * amount / (1 if unit in SERIAL else cores)
-               for unit, amount in load.units(cluster.trainers).items() if unit in units)
-    return busy / cluster.speed + network_seconds(load, cluster)
+    return sum(each[unit] * amount / (1 if unit in SERIAL else cores)
+               for unit, amount in load.units(cluster.trainers).items()
+               if unit in units) / cluster.speed
 
 
 def network_seconds(load: Load, cluster: Cluster) -> float:
@@ -255,9 +299,10 @@ def network_seconds(load: Load, cluster: Cluster) -> float:
             + load.rounds * cluster.latency_us * 1e-6)
 
 
-def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
-              learnable: str) -> list[Load]:
-    """The work of every partition in a step of `seeds` seeds per trainer."""
+def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float, learnable: str,
+              counted: Sequence[ReceptiveField] | None = None) -> list[Load]:
+    """The work of every partition in a step of `seeds` seeds per trainer; `counted` are the rows
+    and edges that each samples, in place of those expected."""
     if plan.num_parts != cluster.machines:
         raise InputError(f"a plan for {plan.num_parts} partitions cannot be predicted on "
                          f"{cluster.machines} machines; it must have a partition per machine")
@@ -269,17 +314,23 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
     in_scripts = plan.for_scripts()
     users = {t: len(in_scripts.users(t)) for t in schema.node_types}
     common = {} if whole else below_last(in_scripts, replace(script, batch_size=seeds))  # type: ignore[arg-type]
-    steps: dict[Any, ReceptiveField] = {}
-    fields = ReceptiveFields(in_scripts, work.fanouts_of(plan.hops))
-    loads = []
-    for partition in plan.partitions:
+    known: dict[Any, ReceptiveField] = {}
+    fields, steps = ReceptiveFields(in_scripts, work.fanouts_of(plan.hops)), [*(counted or ())]
+    for partition in () if counted else plan.partitions:
         size = len(plan.groups[partition.group])
         key = (size, tuple(partition.sub_metatrees.items()) if whole else partition.index)
-        if key not in steps:
+        if key not in known:
             # Without replication every worker completes the rows of all seeds below the last layer.
-            steps[key] = fields.field(partition.index, seeds * size,
+            known[key] = fields.field(partition.index, seeds * size,
                                       seeds if whole else seeds * size)
-        step = steps[key]
+        steps.append(known[key])
+    # Owners have even ranges of shared rows: they answer for, and update, an even part of what all
+    # users read.
+    moved = {t: [step.inputs.get(t, 0.0) for step in steps] for t in schema.node_types
+             if not schema.feature_bytes.get(t) and users[t] > 1 and learnable == "exact"}
+    loads = []
+    for partition, step in zip(plan.partitions, steps):
+        size = len(plan.groups[partition.group])
         # Forward and backward: one at the last layer, a ring for each type at each below, of
         # which all first tell each other the rows; then gradients.
         merges = (plan.hops - 1) * (1 if whole else len(common))
@@ -295,33 +346,35 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                 + sum(partials for partials, _ in common.values()))
             sent["sampling"] = cluster.trainers * sum(ids for _, ids in common.values())
         memory = float(footprint(schema, partition, work))
-        for ntype, rows in step.inputs.items():
-            if not schema.feature_bytes.get(ntype) and users[ntype] > 1 and learnable == "exact":
-                away = traffic.owned_elsewhere(users[ntype])
-                share = rows / max(schema.node_counts[ntype], 1)
-                sent["learnable"] = sent.get("learnable", 0.0) + cluster.trainers * (
-                    traffic.learnable(rows * away, script, share))
-                exchanges += 2
-                rounds += 4
-                if ntype in partition.node_types:  # else it has no row of it
-                    memory -= (traffic.owned_elsewhere(len(plan.users(ntype)))
-                               * type_bytes(schema, [ntype], work)[1])
-        loads.append(Load(step_units(schema, step, work, exchanges, work.model == "rgcn"),
-                          sent, rounds, memory, step, frozenset(
-                              t for t in step.inputs if not schema.feature_bytes.get(t)
-                              and learnable == "exact" and users[t] * cluster.trainers > 1)))
+        units = step_units(schema, step, work, exchanges, True)
+        units["parameter"] = sum(size for size, _ in groups)
+        for ntype in moved.keys() & step.inputs.keys():
+            rows, even = step.inputs[ntype], sum(moved[ntype]) / users[ntype]
+            away = traffic.owned_elsewhere(users[ntype])
+            share = rows / max(schema.node_counts[ntype], 1)
+            sent["learnable"] = sent.get("learnable", 0.0) + cluster.trainers * (
+                traffic.learnable((rows + even) / 2 * away, script, share))
+            units["updated"] += (even - rows) * work.row_bytes
+            units["exchange"] += 2
+            rounds += 4
+            if ntype in partition.node_types:  # else it has no row of it
+                memory -= (traffic.owned_elsewhere(len(plan.users(ntype)))
+                           * type_bytes(schema, [ntype], work)[1])
+        loads.append(Load(units, sent, rounds, memory, step, frozenset(
+            t for t in step.inputs if not schema.feature_bytes.get(t)
+            and learnable == "exact" and users[t] * cluster.trainers > 1)))
     return loads
 
 
-def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
-                 cut: float) -> Load:
+def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float, cut: float,
+                 counted: ReceptiveField | None = None) -> Load:
     """The work of a machine in a step of data-parallel training over parts of the nodes.
 
     `cut` is the number of edges between parts ÷ that between random ones: a row that is k hops
     away is remote as often as under random parts but for the share `(1 - cut) ** k`.
     """
     schema, machines = plan.schema, cluster.machines
-    step = field_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
+    step = counted or field_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
 
     def remote(hops: int) -> float:
         return (1 - (1 - cut) ** hops) * (machines - 1) / machines
@@ -340,6 +393,5 @@ def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
     parameters = sum(size for size, _ in parameter_groups(plan, work))
     sent["gradients"] = traffic.gradients(machines, parameters, 0, work)
     units = step_units(schema, step, work, exchanges * (machines > 1))
-    for unit in ("edge", "updated", "gathered"):
-        units[f"{unit}_rpc"], units[unit] = units[unit], 0.0
+    units["parameter"] = parameters
     return Load(units, sent, rounds * (machines > 1), distdgl_footprint(schema, work) / machines)

@@ -102,57 +102,71 @@ def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
 
 
 UNITS = {
-    "step": "steps", "module": "relations run, over all layers",
-    "edge": "edges sampled by dgl-heta", "edge_rpc": "edges sampled by DistDGL",
-    "gathered": "bytes of input rows read by dgl-heta", "gathered_rpc": "by DistDGL",
-    "flop": "operations of dense layers, forward",
-    "message": "bytes of messages along edges", "attention": "the same, weighted by attention",
-    "updated": "bytes of learnable rows updated by dgl-heta", "updated_rpc": "by DistDGL",
-    "remote": "bytes sent to other machines", "exchange": "exchanges with other machines"}
+    "step": "steps", "call": "relations run, over all layers", "edge": "edges sampled",
+    "gathered": "bytes of features read, once decoded",
+    "flop": "operations of dense layers, both ways",
+    "product": "bytes of rows that dense layers make", "message": "bytes of messages along edges",
+    "aggregated": "bytes of the rows that relations aggregate to",
+    "parameter": "dense parameters updated",
+    "updated": "bytes of learnable rows read and updated", "remote": "bytes sent to other machines",
+    "exchange": "exchanges with other machines"}
+"""The amounts of work that seconds of a step are made of, and what one is."""
+OF_MODELS = ("call", "message", "aggregated")
+"""Those of which one takes each model, other operators, another time."""
 HEADS = ModelSettings().heads
 """Attention heads of the models that are predicted."""
+EDGES_PER_SOURCE = 2
+"""Up to so many edges per source row R-GAT in scripts sums rows before it multiplies them (measured
+on CPU)."""
 
 
 def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: float,
-               lazy: bool = False) -> dict[str, float]:
-    """:data:`UNITS` of work of a trainer's step, with `remote` left at 0.
+               ours: bool = False) -> dict[str, float]:
+    """:data:`UNITS` of work of a trainer's step, with `parameter` and `remote` left at 0.
 
     Parameters
     ----------
-    lazy : whether features may be aggregated before they are projected
-        (:func:`aggregated_first`).
+    ours : whether rows may be aggregated before they are multiplied, as dgl-heta does where that
+        is less: features of R-GCN (:func:`aggregated_first`), states of R-GAT.
     """
-    hidden, square, row = work.hidden, 2.0 * work.hidden**2, work.row_bytes
+    # A product is taken once forward and twice backward, of features, without a gradient, once.
+    hidden, square, row = work.hidden, 3 * 2.0 * work.hidden**2, work.row_bytes
     units = dict.fromkeys(UNITS, 0.0) | {"step": 1.0, "exchange": float(exchanges)}
+    first, widths = step.layers[-1], {}  # of messages at the first layer, where they are features
     for ntype, rows in step.inputs.items():
         width = schema.feature_bytes.get(ntype, 0)
-        wide, read, multiplied = width / work.feature_itemsize, rows, rows
-        if width and lazy:
-            first = step.layers[-1]
+        wide, multiplied, read = width / work.feature_itemsize, rows, rows
+        if width and ours and work.model == "rgcn":
             edges = sum(n for r, n in first.sampled.items() if r.src == ntype)
             into = sum(n for r, n in first.rows.items() if r.src == ntype)
             own = first.inner.get(ntype, 0.0) + step.own.get(ntype, 0.0)
             if aggregated_first(rows, edges, into, own, wide, hidden):
-                read, multiplied = edges / 2 + into + own, into + own
-        units["gathered"] += read * (width or row)
+                widths[ntype], multiplied, read = width, into + own, own
+        units["gathered"] += read * wide * work.itemsize  # however few bytes they have in files
         units["updated"] += 0 if width else rows * row
-        units["flop"] += 2 * multiplied * wide * hidden
+        units["flop"] += 2 * 2 * multiplied * wide * hidden
+        units["product"] += multiplied * row if width else 0
     for layer in step.layers:
         states = {t: layer.inner.get(t, 0.0) + step.own.get(t, 0.0)
                   for t in {*layer.inner, *step.own}}
         sources = {t: n + step.own.get(t, 0.0) for t, n in layer.sources.items()}
-        units["module"] += len(layer.rows)
+        units["call"] += len(layer.rows)
         units["edge"] += layer.edges
-        units["message"] += layer.edges * row
-        units["attention"] += layer.edges * row * (work.model != "rgcn")
+        products = sum(states.values())  # rows of hidden width that are multiplied
         if work.model == "hgt":
-            units["flop"] += square * (
-                2 * sum(sources.values()) + 2 * sum(states.values())
-                + 2 / HEADS * sum(layer.rows.values()))
-        else:
-            both = work.model == "rgat"
-            units["flop"] += square * sum(states.values()) + square * sum(
-                rows + both * sources.get(r.src, 0.0) for r, rows in layer.rows.items())
+            products += 2 * sum(sources.values()) + sum(states.values())
+            units["flop"] += square * 2 / HEADS * sum(layer.rows.values())
+        for relation, rows in layer.rows.items():
+            edges, reached = layer.sampled[relation], sources.get(relation.src, 0.0)
+            summed = ours and work.model == "rgat" and edges <= EDGES_PER_SOURCE * reached
+            units["message"] += edges * (widths.get(relation.src, row) if layer is first else row)
+            units["aggregated"] += rows * row * (HEADS if summed else 1)
+            if work.model == "rgcn" or summed:
+                products += rows
+            elif work.model == "rgat":
+                products += reached + rows * (not ours)
+        units["flop"] += square * products
+        units["product"] += products * row
     return units
 
 

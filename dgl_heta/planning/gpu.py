@@ -91,14 +91,14 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
                      for layer in step.layers for r, rows in layer.rows.items())
     moved, batch = (sum(map(mul, (load.work["message"], ends, sum(read.values())), counted[at:]))
                     for at in (2, 5))
-    kernels, edges = counted[0] + counted[1] * load.work["module"], load.work["edge"]
+    kernels, edges = counted[0] + counted[1] * load.work["call"], load.work["edge"]
     mixed = gpu.bf16_tflops if settings.train.autocast == "bfloat16" else None
     memory, host, peak = map(mul, REACHED.values(), (
         gpu.memory_bandwidth * 1e9, gpu.host_bandwidth * 1e9, (mixed or gpu.tflops) * 1e12))
     sent = EDGE_BYTES[settings.train.kernel] * edges
     stages = {"sample": cpu["edge"] * edges + cpu["gathered"] * fetched,
               "up": (fetched + sent) / host, "launch": kernels * gpu.launch_us * 1e-6,
-              "memory": moved / memory, "products": 3 * load.work["flop"] / peak,  # backward: 2
+              "memory": moved / memory, "products": load.work["flop"] / peak,
               "down": trained / host + cpu["updated"] * trained, "exchange": exchange}
     seconds = sum(stages.values())
     return {"stages": stages, "seconds_per_step": seconds,

@@ -19,7 +19,7 @@ seeds, this expects 0.88 to 1.14 of the bytes of input rows that are sampled
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,6 +88,20 @@ class ReceptiveField:
     layers: list[LayerField]
     inputs: dict[str, float]
     own: dict[str, float]
+
+    def held_by(self, shares: Mapping[Relation, float], types: Container[str]) -> ReceptiveField:
+        """What a worker without replication has of it: of relations these shares, of rows those of
+        these types. It computes the final states of all seeds."""
+        layers = []
+        for layer in self.layers:
+            at = [i for i, r in enumerate(layer.relations) if r in shares]
+            of = [layer.relations[i] for i in at]
+            inner, sources = ({t: n for t, n in side.items() if t in types}
+                              for side in (layer.inner, layer.sources))
+            layers.append(LayerField(inner, sources, of,
+                                     layer.counts[:, at] * [shares[r] for r in of]))
+        return ReceptiveField(layers, {t: n for t, n in self.inputs.items() if t in types},
+                              self.own)
 
 
 def receptive_field(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: float

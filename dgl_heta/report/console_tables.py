@@ -20,27 +20,34 @@ if TYPE_CHECKING:
 
 
 def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what: str,
-                   unmeasured: Sequence[str], out: Console) -> None:
+                   counted: bool, out: Console) -> None:
     """Predictions for a cluster, with the error of the model; `what` says what they are for, and
-    `unmeasured` what of them is outside of the measurements."""
+    `counted` whether rows were counted on the graph, or expected from its schema."""
     numbers = ("s/step", "s/epoch", "GB/epoch", "memory")
-    rows = table("system", *numbers, title="Predicted", right=numbers)
+    rows = table("system", *numbers, "measured", title="Predicted", right=numbers)
     for one in systems:
         rows.add_row(one.system, f"{one.seconds_per_step:.3f}",
                      f"{one.seconds_per_step * one.steps:,.1f}",
                      f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
-                     human_bytes(round(one.memory)) + (" (too much)" if one.fits is False else ""))
+                     human_bytes(round(one.memory)) + (" (too much)" if one.fits is False else ""),
+                     "outside" if one.beyond else "inside")
     out.print(rows)
     out.print(f"{what}; memory: topology and features of the machine that holds most; replica: "
-              "without the first values, which are fetched once", style="dim", highlight=False)
-    off = coefficients.errors.get("graphs")
-    out.print("error on graphs that the fit had not seen: " + (
-        f"seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
+              "without the first values, which are fetched once; measured: whether the work of a "
+              "step is inside or outside what was measured", style="dim", highlight=False)
+    beyond: dict[str, list[str]] = {}
+    for one in systems:
+        beyond.setdefault("; ".join(one.beyond), []).append(one.system)
+    for outside, of in beyond.items():
+        if outside:
+            out.print(f"outside for {' and '.join(of)}: {outside}", style="dim", highlight=False)
+    off = coefficients.errors.get("counted" if counted else "expected", {})
+    out.print(f"error on graphs that the fit had not seen, rows "
+              f"{'counted' if counted else 'expected'}: " + (
+        f"processor seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
         f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
-        f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}; other "
-        "machines, links and larger graphs were not measured"
-        + (f"; outside of what was measured: {', '.join(unmeasured)}" if unmeasured else "")
-        if off and {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
+        f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}"
+        if {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
         <= set(off) else "not known"),
         style="dim", highlight=False)
 

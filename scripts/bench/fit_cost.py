@@ -1,145 +1,190 @@
-"""Fit the cost model (dgl_heta/planning/cluster_estimate.py) to compare.py, with held-out errors.
+"""Fit the cost model of `plan --cluster` (dgl_heta/planning/cluster_estimate.py) to measurements.
 
-    python scripts/bench/compare.py --parts parts --json a.json …
-    python scripts/bench/fit_cost.py a.json b.json --parts parts \
-        --out dgl_heta/planning/coefficients.json
+    python scripts/bench/fit_cost.py --graphs synthetic-mag:scale=0.2 debian git:path=DIR … \
+        --parts DIR --json FILE --out dgl_heta/planning/coefficients.json
 
-Seconds per unit of work are fitted by non-negative least squares, in shares of a step, to what is
-left of a step, and of its stages, after the bytes over the link. Errors are of predictions without
-the measurement: a third of the settings (shape, model, hosts, rate, hidden, fanouts) at a time is
-held out of the fit, or, as a harder question, all settings of one graph. The first epoch of a run
-is not counted, nor are first values of learnable rows, which `replica` fetches once. Systems with
-a cache are left out.
+Measures and fits. One script (systems/distdgl/train.py) trains several models after one another on
+emulated hosts of one core: under plain DistDGL on METIS's parts, and under dgl-heta on
+meta-partitions, with learnable rows exact, and on whole relations dealt out at random, none on two
+hosts. Measured are processor seconds, in which other work on the machine hardly shows: of a trainer
+for each stage of a step, the median of an epoch's steps, and of the host's other processes (DGL's
+servers) the mean. The first epoch warms up.
 
-With `--score FILE` nothing is fitted: measurements are compared with what those coefficients say.
+Seconds per unit of work are fitted for each system by itself and stage by stage, by non-negative
+least squares in shares of a step, to work that is counted in sampled steps. Errors are of
+predictions without the measurement: all those of a graph at a time are held out of the fit. They
+are told for work that is counted, as `plan` does where a graph has edges, and for work that is
+expected from a schema's counts alone. Those of bytes are of what the hosts sent on their links,
+METIS's cut counted. Seconds are of the host that took most.
 
-METIS's cut is counted in `--parts`, and is otherwise taken to be the median of that which explains
-measured bytes. `--tables` adds predictions for the paper's testbed and for 1 and 100 billion edges.
+What is in FILE is not measured again; with `--score COEFFICIENTS` nothing is fitted, and
+measurements are compared with what those say. Needs root for emulated hosts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import re
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import numpy as np
-from common import markdown
-from compare import Setting
+from common import CLI, SYSTEMS_DIR, elsewhere, machine, markdown, output_of, progress
+from compare import Setting, parts
 from scipy.optimize import nnls
 
-from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
-from dgl_heta.partition.backends.meta import Meta
-from dgl_heta.partition.backends.meta_shared import MetaShared
-from dgl_heta.partition.backends.relation_random import RelationRandom
-from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.partition.counted import count_fields
+from dgl_heta.partition.graph_input import GraphInput
 from dgl_heta.planning.cluster_estimate import (
-    MEASURED,
+    CLUSTER,
+    SYSTEMS,
     Cluster,
     Coefficients,
     Load,
+    busy,
     distdgl_load,
-    estimate,
-    network_seconds,
+    names,
     raf_loads,
-    summary,
 )
 from dgl_heta.planning.compute import UNITS
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.workload import Workload
-from dgl_heta.settings import default_fanouts
+from dgl_heta.planning.receptive_field import ReceptiveField
+from dgl_heta.planning.workload import MODELS, Workload
+from dgl_heta.store import Store
 
-BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared(),
-            "relation-random": RelationRandom()}
-DISTDGL = ("metis", "metis-vol", "random")
-STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]] = {
-    # stages of the script, units of work in them, shares of bytes by cause
-    "sample": (("sample",), ("edge", "edge_rpc"), {"sampling": 1}),
-    "features": (("features",), ("gathered_rpc",), {"features": 1, "learnable": 0.5}),
-    "update": (("update",), ("updated", "updated_rpc"), {"learnable": 0.5}),
-    "compute": (("forward", "backward"), ("step", "module", "flop", "message", "attention"),
-                {"gradients": 1})}
-KEYS = ("shape", "scale", "cohesion", "model", "hosts", "rate", "hidden", "fanouts")
-PAPER = {"mag": (33.76, 1.08), "freebase": (1.08, 0.57), "donor": (6.8, 0.51),
-         "igb-het": (1702.93, 80.16), "mag240m": (108.87, 1.72)}  # Table 2: METIS, Heta
+PARTS = {"heta-exact": "meta", "metis": "metis", "relation-random": "relation-random"}
+"""Measured system → the method of its parts."""
+CASES = [f"{model}/{rest}" for rest in (
+    "64/5,5/32", "64/10,5/256", "64/25,20/512", "128/15,10/512") for model in MODELS]
+GRAPHS = ("synthetic-mag:scale=0.2", "synthetic-freebase:scale=0.05", "synthetic-donor:scale=0.05",
+          "synthetic-igb-het:scale=0.003")
+STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # those of the script; units
+    "sample": (("sample",), ("step", "call", "edge", "remote")),
+    "compute": (("features", "forward", "backward"), (
+        "step", "call", "gathered", "flop", "product", "message", "aggregated", "updated", "remote",
+        "exchange")),
+    "update": (("update",), ("step", "call", "parameter", "updated", "remote")),
+    "servers": (("servers",), ("step", "edge", "gathered", "updated", "remote"))}
+LEAST = 0.02  # of a step, that a stage weighs as
+RATE_GBIT = 10.0
+
+
+def measure(args: argparse.Namespace, graph: str, system: str, hosts: int) -> list[dict[str, Any]]:
+    """A record for each case and host; sizes and seconds are of a step."""
+    config, made = parts(args, Setting(graph, None, 0.0, "rgcn", hosts), PARTS[system])
+    sets = [] if system == "metis" else ["--set=train.learnable=exact", "--set=run.prove=off"]
+    others = elsewhere()
+    text = output_of([
+        *CLI, "launch", "--hosts", str(hosts), "--rate", f"{RATE_GBIT:g}gbit", "--cores", "1",
+        "--part-config", str(config), "--stop-after", str(args.timeout), *sets, "--",
+        sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
+        "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target", made["target"],
+        "--classes", str(made["classes"]), "--epochs", "2", "--steps", str(args.steps), "--cases",
+        *args.cases], args.timeout + 60, args.parts / "output.log")
+    found = []
+    for line in text.splitlines():
+        epoch = json.loads(line[line.index('{"seconds"'):]) if '{"seconds"' in line else {}
+        if epoch.get("epoch"):
+            steps, own = len(epoch["steps"]), sum(map(sum, epoch["busy"].values()))
+            found.append({
+                "graph": graph, "system": system, "hosts": hosts, "rank": epoch["rank"],
+                "case": args.cases[int(epoch["case"][1:])], "parts": config.parent.name,
+                "classes": made["classes"], "seeds": epoch["seen"] / steps,
+                "bytes": epoch["link"] / steps, "clock": statistics.median(epoch["steps"]),
+                "stages": {**{k: statistics.median(v) for k, v in epoch["busy"].items()},
+                           "servers": max(epoch["host_busy"] - own, 0.0) / steps}})
+    if len(found) != hosts * len(args.cases):
+        sys.exit(f"error: {system} on {graph} printed {len(found)} measurements of "
+                 f"{hosts * len(args.cases)}")
+    busy_elsewhere = others()["all"]
+    return [{**one, "others": busy_elsewhere} for one in found]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A system in a setting: medians of a step's seconds and bytes, and what it should do."""
+    """A step of a host, and the work that it should be.
 
-    setting: tuple[Any, ...]
-    system: str
-    seconds: float
-    bytes: float
+    Attributes
+    ----------
+    key : graph, system, hosts and case.
+    of : one of :data:`SYSTEMS`.
+    load, expected : the host's work, as counted, and as expected from the schema's counts.
+    """
+
+    key: tuple[Any, ...]
+    of: str
+    model: str
     stages: dict[str, float]
-    plan: Plan
-    work: Workload
-    cluster: Cluster
+    bytes: float
+    load: Load
+    expected: Load
     cut: float | None
 
-    def loads(self, cut: float) -> list[Load]:
-        seeds = self.work.epoch(self.plan.schema, self.plan.targets, self.cluster.machines)[1]
-        if self.system in DISTDGL:
-            return [distdgl_load(self.plan, self.work, self.cluster, seeds,
-                                 cut if self.cut is None else self.cut)]
-        return raf_loads(self.plan, self.work, self.cluster, seeds,
-                         "exact" if self.system == "heta-exact" else "replica")
+    @property
+    def seconds(self) -> float:
+        return sum(self.stages.values())
 
 
-def read(files: Sequence[Path], parts: Path | None = None) -> list[Measured]:
-    """The measurements in files of compare.py; the cuts of METIS from its parts, if given."""
-    epochs_of: dict[tuple, list[dict[str, Any]]] = {}
-    for file in files:
-        data = json.loads(file.read_text())
-        for run in data["runs"]:
-            run["scale"] = data["arguments"]["scales"][run["shape"]]
-            run.setdefault("cohesion", 0.0)
-            if run["shape"] in SHAPES and (run["system"] in BACKENDS or run["system"] in DISTDGL):
-                key = (*(run[k] for k in KEYS), run["batch_size"], run["system"])
-                epochs_of.setdefault(key, []).extend(run["epochs"][1:])
-            else:
-                print(f"left out: {run['shape']}, {run['system']}", file=sys.stderr)
-    return [_measured(key, epochs, parts) for key, epochs in sorted(epochs_of.items()) if epochs]
+def read(records: Sequence[dict[str, Any]], folder: Path) -> list[Measured]:
+    """The measurements with what their hosts do, by the plans among the parts."""
+    measured = []
+    for one in records:
+        model, hidden, fanouts, batch = one["case"].split("/")
+        plan, itemsize, cut = graph_of(folder / one["parts"], one["hosts"])
+        work = Workload(batch_size=int(batch), hidden=int(hidden), model=model,
+                        fanouts=tuple(map(int, fanouts.split(","))), classes=one["classes"],
+                        feature_itemsize=itemsize)
+        # Most steps have whole batches, unless there are few.
+        seeds = float(batch) if one["seeds"] > int(batch) / 2 else one["seeds"]
+        cluster = Cluster(machines=one["hosts"], link_gbit=RATE_GBIT)
+        *fields, alone = counted(folder / one["parts"], one["hosts"], work.fanouts, seeds)
+        load, expected = (
+            (distdgl_load(plan, work, cluster, seeds, cut, of) for of in (alone, None))
+            if cut is not None else
+            (raf_loads(plan, work, cluster, seeds, "exact", of)[one["rank"]]
+             for of in (fields, None)))
+        measured.append(Measured(
+            tuple(one[name] for name in ("graph", "system", "hosts", "case")),
+            SYSTEMS[one["system"] == "metis"], model,
+            {name: sum(one["stages"][s] for s in each) for name, (each, _) in STAGES.items()},
+            one["bytes"] * seeds / one["seeds"], load, expected, cut))
+    return measured
 
 
-def _measured(key: tuple, epochs: list[dict[str, Any]], parts: Path | None) -> Measured:
-    *setting, batch, system = key
-    shape, scale, cohesion, model, hosts, rate, hidden, fanouts = setting
-    layers = tuple(int(f) for f in fanouts.split(","))
-    work = replace(_workload(shape, scale, batch), model=model, hidden=hidden, fanouts=layers)
-    if epochs[0]["steps"] < work.epoch(shape_schema(shape, scale), (), hosts)[0]:
-        work = replace(work, seeds=batch * hosts)  # stopped before a last, smaller batch
-    once = system in ("heta", "heta-shared", "relation-random")
-    cut = 1.0 if system == "random" else None
-    graph = Setting(shape, scale, cohesion, model, hosts)
-    folder = parts and parts / f"{graph.name}-{hosts}-{system}"
-    if system in DISTDGL and cut is None and folder and folder.is_dir():
-        cut = count_cut(folder, hosts)
-    stages = {name: statistics.median(sum(e["stages"][s] for s in each) / e["steps"]
-                                      for e in epochs) for name, (each, _, _) in STAGES.items()}
-    return Measured(
-        tuple(setting), system, statistics.median(
-            s for e in epochs for s in e.get("step_s", [e["seconds"] / e["steps"]])),
-        statistics.median((e["bytes"] - once * e["causes"].get("learnable", 0)) / e["steps"]
-                          for e in epochs), stages,
-        _plan(shape, scale, hosts, system, work), work,
-        Cluster(machines=hosts, link_gbit=_gbit(rate), latency_us=0), cut)
+def ours(folder: Path) -> Path:
+    """The directory of the meta-partitions beside parts of METIS."""
+    return folder.with_name(folder.name.replace("-metis", "-meta-2"))
 
 
 @cache
+def counted(folder: Path, hosts: int, fanouts: tuple[int, ...], seeds: float
+            ) -> list[ReceptiveField]:
+    """What each host samples in a step, and last what one process would."""
+    return count_fields(Store(ours(folder) / "store"), graph_of(folder, hosts)[0],
+                        Workload(fanouts=fanouts), seeds)
+
+
+@cache
+def graph_of(folder: Path, hosts: int) -> tuple[Plan, int, float | None]:
+    """The plan, bytes of a feature's numbers, and METIS's cut if these are its parts."""
+    plan, store = Plan.load(ours(folder) / "plan.json"), Store(ours(folder) / "store")
+    itemsize = GraphInput(store.schema, "", store).feature_itemsize
+    if ours(folder) == folder:
+        return plan, itemsize, None
+    return (make_plan(plan.schema, plan.targets, plan.hops, hosts), itemsize,
+            count_cut(folder, hosts))
+
+
 def count_cut(folder: Path, parts: int) -> float:
     """Edges between DGL's parts ÷ those expected between random ones."""
     import dgl
@@ -153,108 +198,57 @@ def count_cut(folder: Path, parts: int) -> float:
     return min(away / edges * parts / (parts - 1), 1.0)
 
 
-def _workload(shape: str, scale: float, batch: int) -> Workload:
-    graph = SHAPES[shape].scaled(scale)
-    return Workload(batch_size=batch, fanouts=default_fanouts(2),
-                    seeds=round(graph.labelled * graph.split[0]), classes=graph.num_classes,
-                    feature_itemsize=np.dtype(graph.dtype).itemsize)
-
-
-def _plan(shape: str, scale: float, machines: int, system: str, work: Workload) -> Plan:
-    schema, target = shape_schema(shape, scale), SHAPES[shape].target
-    hops = len(work.fanouts)
-    if system in DISTDGL:
-        return make_plan(schema, target, hops, machines)
-    return BACKENDS[system].plan(schema, PartitionRequest(
-        machines, (target,), hops, workload=work,
-        replication="none" if system == "relation-random" else "full"))
-
-
-def _gbit(rate: str) -> float:
-    match = re.fullmatch(r"([\d.]+)([kmg]?)bit", rate.lower())
-    if match is None:
-        sys.exit(f"error: rate {rate} is not a number with kbit, mbit or gbit")
-    return float(match[1]) * {"": 1e-9, "k": 1e-6, "m": 1e-3, "g": 1.0}[match[2]]
-
-
 def fit(measured: Sequence[Measured]) -> Coefficients:
-    """Coefficients that fit best; who is slowest is looked up again until it stays the same."""
-    cuts = [_cut(one) for one in measured if one.system == "metis"]
-    cut = statistics.median(cuts) if cuts else 1.0
-    loads = [one.loads(cut) for one in measured]
-    table = [np.array([list(load.units(1).values()) for load in each]) for each in loads]
-    network = [np.array([network_seconds(load, one.cluster) for load in each])
-               for one, each in zip(measured, loads)]
-    names = list(loads[0][0].units(1))
-    scale = np.maximum(np.vstack(table).max(0), 1e-30)
-    staged = [row for one, each in zip(measured, loads) for row in _stages(one, each, names)]
-    values = np.ones(len(scale)) / scale
-    slowest: list[int] = []
-    for _ in range(50):
-        now = [int(np.argmax(rows @ values + wire)) for rows, wire in zip(table, network)]
-        if now == slowest:
-            break
-        slowest = now
-        whole = [(rows[i] / one.seconds, 1 - wire[i] / one.seconds)
-                 for one, rows, wire, i in zip(measured, table, network, slowest)]
-        rows, rest = zip(*whole, *staged)
-        values = nnls(np.array(rows) / scale, np.array(rest))[0] / scale
-    return Coefficients(seconds=dict(zip(names, map(float, values))), metis_cut=cut)
-
-
-def _cut(one: Measured) -> float:
-    """The cut of METIS's parts that explains the bytes measured, if it was not counted."""
-    if one.cut is not None:
-        return one.cut
-    sent = one.loads(1.0)[0].sent
-    moved = one.bytes / one.cluster.machines - sent["gradients"]
-    share = min(max(moved / (sum(sent.values()) - sent["gradients"]), 0.0), 1.0)
-    return 1 - (1 - share) ** (1 / one.plan.hops)
-
-
-def _stages(one: Measured, loads: Sequence[Load], names: Sequence[str]
-            ) -> list[tuple[np.ndarray, float]]:
-    """Equations of the stages of a step, means over machines.
-
-    Each is divided by the geometric mean of stage and step, so that short stages tell as well.
-    RAF's forward and backward passes wait for other machines and are no such mean; and features
-    are read in them.
-    """
-    equations = []
-    for stage, (_, units, causes) in STAGES.items():
-        if stage in ("compute", "features") and one.system not in DISTDGL:
-            continue
-        sent = statistics.mean(sum(load.sent.get(c, 0.0) * part for c, part in causes.items())
-                               for load in loads)
-        mean = {u: statistics.mean(load.work[u] for load in loads) for u in units}
-        row = np.array([{**mean, "remote": sent}.get(name, 0.0) for name in names])
-        wire = sent * 8 / (one.cluster.link_gbit * 1e9)
-        unit = math.sqrt(one.seconds * max(one.stages[stage], 1e-3 * one.seconds))
-        equations.append((row / unit, max(one.stages[stage] - wire, 0.0) / unit))
-    return equations
-
-
-def errors(measured: Sequence[Measured], hold: Callable[[Measured], Any]) -> list[dict[str, Any]]:
-    """Every measurement beside its prediction by a fit without its group, as `hold` names it."""
-    scored = []
-    for group in sorted({hold(one) for one in measured}):
-        rest = [one for one in measured if hold(one) != group]
-        if not rest:
-            continue
-        scored += score([m for m in measured if hold(m) == group], fit(rest))
-    return scored
-
-
-def score(measured: Sequence[Measured], coefficients: Coefficients) -> list[dict[str, Any]]:
-    """Every measurement beside its prediction by these coefficients."""
-    scored = []
+    """The coefficients that fit best."""
+    seconds = {}
+    for system in SYSTEMS:
+        own = [one for one in measured if one.of == system]
+        seconds[system] = {name: 0.0 for model in MODELS for name in names(model).values()}
+        for stage, (_, units) in STAGES.items() if own else ():
+            for name, value in fit_stage(own, stage, units).items():
+                # A unit that is fitted without regard to the model counts for all of them.
+                for each in {names(model)[name] for model in MODELS} if name in UNITS else [name]:
+                    seconds[system][each] += value
+    cuts = [one.cut for one in measured if one.cut is not None]
+    most: dict[str, dict[str, float]] = {system: {} for system in SYSTEMS}
     for one in measured:
-        said = summary(one.system, one.loads(coefficients.metis_cut), one.cluster, coefficients, 1)
-        scored.append({
-            **dict(zip(KEYS, one.setting)), "system": one.system,
-            "seconds": one.seconds, "bytes": one.bytes,
-            "predicted_seconds": said.seconds_per_step, "predicted_bytes": said.bytes_per_step})
-    return scored
+        for unit, name in names(one.model).items():
+            most[one.of][name] = max(most[one.of].get(name, 0.0), one.load.units(1)[unit])
+    return Coefficients(seconds=seconds, metis_cut=statistics.median(cuts) if cuts else 1.0,
+                        most=most)
+
+
+def fit_stage(measured: Sequence[Measured], stage: str, units: Sequence[str]) -> dict[str, float]:
+    """Unit, or its name for a model in the stage that models' operators take → seconds."""
+    columns = list(dict.fromkeys(
+        names(model)[unit] if stage == "compute" else unit for unit in units for model in MODELS))
+    table = np.zeros((len(measured), len(columns)))
+    wanted = np.empty(len(measured))
+    for row, one in enumerate(measured):
+        own = names(one.model) if stage == "compute" else {unit: unit for unit in units}
+        amounts, least = one.load.units(1), LEAST * one.seconds
+        weight = 1 / np.sqrt(one.seconds * max(one.stages[stage], least))
+        for unit in units:
+            table[row, columns.index(own[unit])] = amounts[unit] * weight
+        wanted[row] = one.stages[stage] * weight
+    scale = np.maximum(table.max(0), 1e-30)
+    return dict(zip(columns, (nnls(table / scale, wanted)[0] / scale).tolist()))
+
+
+def score(measured: Sequence[Measured], coefficients: Coefficients, work: str = "load"
+          ) -> list[dict[str, Any]]:
+    """Each step beside its prediction, of work as counted (`load`) or `expected`: seconds of the
+    host that takes most, bytes of all hosts."""
+    steps: dict[tuple[Any, ...], list[Measured]] = {}
+    for one in measured:
+        steps.setdefault(one.key, []).append(one)
+    alone = Cluster(machines=1, link_gbit=RATE_GBIT)
+    return [{"key": key, "seconds": max(one.seconds for one in each),
+             "predicted_seconds": max(busy(
+                 getattr(one, work), alone, coefficients.of(one.of, one.model)) for one in each),
+             "bytes": sum(one.bytes for one in each),
+             "predicted_bytes": sum(sum(getattr(one, work).sent.values()) for one in each)}
+            for key, each in steps.items()]
 
 
 def figures(scored: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -266,102 +260,64 @@ def figures(scored: Sequence[dict[str, Any]]) -> dict[str, float]:
     return errors
 
 
-def error_table(errors: dict[str, dict[str, float]]) -> str:
+def report(scored: Sequence[dict[str, Any]]) -> str:
+    """Markdown: errors by graph and system, and of all."""
+    groups = {"all": list(scored)} | {
+        f"{graph}, {system}": [f for f in scored if f["key"][:2] == (graph, system)]
+        for graph, system in dict.fromkeys(f["key"][:2] for f in scored)}
     return markdown(
-        ["held out", "measurements", "seconds, median", "largest", "bytes, median", "largest"],
+        ["held out", "steps", "processor seconds, median", "largest", "bytes, median", "largest"],
         [[name, f"{f['measurements']:.0f}", *(f"{100 * f[k]:.0f} %" for k in (
             "seconds_median", "seconds_max", "bytes_median", "bytes_max"))]
-         for name, f in errors.items()])
-
-
-def rows_table(scored: Sequence[dict[str, Any]]) -> str:
-    return markdown(["setting", "system", "s/step", "predicted", "MB/step", "predicted"], [
-        [" ".join(str(f[k]) for k in KEYS), f["system"], f"{f['seconds']:.3f}",
-         f"{f['predicted_seconds']:.3f}", f"{f['bytes'] / 1e6:.2f}",
-         f"{f['predicted_bytes'] / 1e6:.2f}"] for f in scored])
-
-
-def tables(coefficients: Coefficients) -> list[str]:
-    """Markdown: the paper's testbed, large graphs."""
-    rows = []
-    for shape, paper in PAPER.items():
-        cluster = Cluster(machines=2, trainers=8, cores=96, link_gbit=100, memory_gb=384)
-        work = _workload(shape, 1, 64)
-        said = {e.system: e for e in estimate(_plan(shape, 1, 2, "heta", work), work,
-                                              cluster, coefficients)}
-        for system, published in zip(("DistDGL METIS", "dgl-heta, replica"), paper):
-            one = said[system]
-            rows.append([shape, system, f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
-                         f"{published:,.2f}", f"{one.seconds_per_step * one.steps:,.1f}",
-                         f"{one.memory / 1e9:,.1f}"])
-    testbed = ["Paper's testbed: 2 machines, 8 trainers each, 100 Gbit/s, 1024 seeds in all; on "
-               "CPU cores as measured, not its GPUs",
-               markdown(["graph", "system", "GB/epoch", "paper's GB (Table 2)", "s/epoch",
-                         "GB per machine"], rows)]
-    rows = []
-    for edges, name in ((1e9, "1 billion"), (1e11, "100 billion")):
-        for shape in ("mag240m", "igb-het"):
-            scale = edges / sum(shape_schema(shape).edge_counts.values())
-            work = _workload(shape, scale, 1024)
-            for machines in (8, 32, 64, 128, 256):
-                cluster = Cluster(machines=machines, cores=96, link_gbit=100, memory_gb=384)
-                plan = _plan(shape, scale, machines, "heta", work)
-                exact, *others = estimate(plan, work, cluster, coefficients)
-                for one in (exact, *others):
-                    same = one.system == others[0].system and one.causes == exact.causes
-                    if one.system != "DistDGL random" and not same:
-                        rows.append([
-                            name, shape, str(machines), one.system, f"{one.seconds_per_step:.3f}",
-                            f"{one.seconds_per_step * one.steps:,.1f}",
-                            f"{one.bytes_per_step * one.steps / 1e9:,.1f}",
-                            f"{one.memory / 1e9:,.0f}{'' if one.fits else ' (too much)'}"])
-    return [*testbed, "Machines of 96 cores, 384 GB and 100 Gbit/s, one trainer each, at most 1024 "
-            "seeds per trainer", markdown(["edges", "shape", "machines", "system", "s/step",
-                                           "s/epoch", "GB/epoch", "GB per machine"], rows)]
+         for name, f in ((name, figures(of)) for name, of in groups.items())])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS.json")
-    parser.add_argument("--parts", type=Path, metavar="DIR", help="parts that compare.py kept")
+    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), metavar="NAME")
+    parser.add_argument("--systems", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2], metavar="N")
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL/HIDDEN/FANOUTS/BATCH")
+    parser.add_argument("--steps", type=int, default=4, help="of an epoch (default: 4)")
+    parser.add_argument("--parts", type=Path, required=True, metavar="DIR", help="keep parts here")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="measurements")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the coefficients here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
-    parser.add_argument("--tables", action="store_true", help="also print predictions")
     parser.add_argument("--score", type=Path, metavar="FILE", help="compare with these alone")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one run")
     args = parser.parse_args()
-    measured = read(args.runs, args.parts)
-    if not measured:
-        sys.exit("error: no measurement of a system that can be predicted")
+    args.fanouts = "25,20"  # two layers, of the parts
+    args.parts.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(args.json.read_text()) if args.json.exists() else {
+        "machine": machine(), "records": []}
+    for graph, system, hosts in product(args.graphs, args.systems, args.hosts):
+        if not any((graph, system, hosts) == (r["graph"], r["system"], r["hosts"])
+                   for r in kept["records"]):
+            kept["records"] += measure(args, graph, system, hosts)
+            args.json.write_text(json.dumps(kept))
+            progress(f"{graph}, {system}, {hosts} hosts")
+    measured = read(kept["records"], args.parts)
     if args.score:
-        scored = score(measured, Coefficients.load(args.score))
-        print(error_table({f"as in {args.score.name}": figures(scored)}), rows_table(scored),
-              sep="\n\n")
+        print(report(score(measured, Coefficients.load(args.score))))
         return
-    thirds = {s: i % 3 for i, s in enumerate(sorted({one.setting for one in measured}))}
-    by_group = {"settings": errors(measured, lambda one: thirds[one.setting]),
-            "graphs": errors(measured, lambda one: one.setting[0])}
-    if args.parts:
-        unknown = [replace(m, cut=None) if m.system != "random" else m for m in measured]
-        by_group["graphs, cut unknown"] = errors(unknown, lambda one: one.setting[0])
-    machine = json.loads(args.runs[0].read_text())["machine"]
-    coefficients = fit(measured).model_copy(update={
-        "errors": {name: figures(scored) for name, scored in by_group.items() if scored},
-        "measured_on": f"emulated hosts of one core, {machine['cpu']}",
-        "most": {name: max(getattr(m.cluster, name) for m in measured) for name in MEASURED}})
-    print("## Cost model: errors of held-out measurements\n")
-    print(f"{error_table(coefficients.errors)}\n\n{rows_table(by_group['settings'])}\n")
-    print(markdown(["unit", "amount", "nanoseconds each"], [
-        [unit, UNITS[unit], f"{1e9 * value:.4g}"]
-        for unit, value in coefficients.seconds.items()])
-        + f"\n\nEdges between METIS's parts ÷ between random ones: {coefficients.metis_cut:.3f}")
-    for text in tables(coefficients) if args.tables else ():
-        print(f"\n{text}")
+    held_out: dict[str, list[dict[str, Any]]] = {"counted": [], "expected": []}
+    for graph in dict.fromkeys(one.key[0] for one in measured):
+        rest = fit([one for one in measured if one.key[0] != graph])
+        for name, of in zip(held_out, ("load", "expected")):
+            held_out[name] += score([m for m in measured if m.key[0] == graph], rest, of)
+    largest = {"machines": max(one.key[2] for one in measured), "link_gbit": RATE_GBIT, "cores": 1}
+    fitted = fit(measured)
+    fitted = fitted.model_copy(update={
+        "errors": {name: figures(scored) for name, scored in held_out.items()},
+        "measured_on": f"emulated hosts of one core, {kept['machine']['cpu']}",
+        "most": {"cluster": {name: largest[name] for name in CLUSTER}, **fitted.most}})
+    print("## Cost model: errors of graphs that were held out", *(
+        f"\nWork {name}:\n\n{report(scored)}" for name, scored in held_out.items()), "", markdown(
+        ["unit", *SYSTEMS], [[name, *(f"{1e9 * fitted.seconds[s][name]:.4g} ns" for s in SYSTEMS)]
+                             for name in fitted.seconds[SYSTEMS[0]]]), sep="\n")
+    print(f"\nEdges between METIS's parts ÷ between random ones: {fitted.metis_cut:.3f}")
     if args.out:
-        args.out.write_text(json.dumps(coefficients.model_dump(), indent=1) + "\n")
-    if args.json:
-        args.json.write_text(json.dumps({"coefficients": coefficients.model_dump(),
-                                         "held_out": by_group}, indent=1) + "\n")
+        args.out.write_text(json.dumps(fitted.model_dump(), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: b
     assert gat_conv.fits(call)
     for limit in (0, 10**9):  # messages before and after the weights
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gat_conv, "_EDGES_PER_SOURCE", limit)
+            patch.setattr(gat_conv, "EDGES_PER_SOURCE", limit)
             ((_, found),) = gat_conv.run_together([call])
         mine = torch.autograd.grad((found * wanted.detach().cos()).sum(), inputs)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)

@@ -12,11 +12,12 @@ import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.partition import method_comparison
-from dgl_heta.partition.counted import count_rows
+from dgl_heta.partition.backends.meta import Meta
+from dgl_heta.partition.counted import count_fields, count_rows
 from dgl_heta.partition.method_comparison import compare, counting_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
-from dgl_heta.planning.cluster_estimate import Cluster, estimate
+from dgl_heta.planning.cluster_estimate import Cluster, estimate, raf_loads
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
@@ -147,6 +148,31 @@ def test_a_cluster_is_predicted_from_the_rows_that_are_compared(store: Path) -> 
         assert size * steps == pytest.approx(random[cause], rel=1e-3), cause
     assert sent["dgl-heta"].causes["learnable"] > 0
     assert lacking("dgl") is not None or 0 < (counted.metis_cut or 0) < 1.1
+
+
+@pytest.mark.parametrize("replication", ["full", "none"])
+def test_work_is_counted_of_what_partitions_sample(store: Path, replication: str) -> None:
+    """All neighbours of all seeds: without replication each edge is on one partition alone."""
+    opened, seeds = Store(store), 1000
+    plan = Meta().plan(opened.schema, PartitionRequest(2, ("paper",), 2, replication=replication))
+    *parts, alone = count_fields(opened, plan, Workload(fanouts=(-1, -1)), seeds)
+    top = alone.layers[0]
+    train = opened.array("paper", "train_mask").nonzero()[0]
+    for relation, edges in top.sampled.items():
+        degrees = np.diff(opened.relation(relation).indptr)
+        assert (edges, top.rows[relation]) == (degrees[train].sum(), len(train))
+    assert not any(top.inner.values())
+    for number, layer in enumerate(alone.layers):
+        of_parts = [part.layers[number].edges for part in parts]
+        assert max(of_parts) <= layer.edges
+        assert replication == "full" or sum(of_parts) == layer.edges
+    for part in parts:
+        assert all(n <= alone.inputs[t] for t, n in part.inputs.items())
+    work, cluster = Workload(seeds=len(train), fanouts=(-1, -1)), Cluster(machines=2, link_gbit=1)
+    counted, expected = (raf_loads(plan, work, cluster, seeds, "exact", of)
+                         for of in (parts, None))
+    assert [x.work["edge"] for x in counted] == [sum(y.edges for y in p.layers) for p in parts]
+    assert counted[0].work["edge"] != expected[0].work["edge"]
 
 
 def test_it_warns_where_features_are_cheaper_to_move_than_partials(

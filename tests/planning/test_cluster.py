@@ -1,6 +1,7 @@
 """The cost model: what it predicts, what its fit recovers, its files, `plan --cluster`."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -22,7 +23,6 @@ from dgl_heta.planning.cluster_estimate import (
     raf_loads,
     seconds,
 )
-from dgl_heta.planning.compute import UNITS
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.receptive_field import receptive_fields
 from dgl_heta.planning.workload import MODELS, Workload
@@ -107,7 +107,8 @@ def test_shared_sub_metatrees_are_less_work_for_the_slowest():
     schema = shape_schema("mag240m", 0.01)
     plans = [make_plan(schema, "paper", 2, 2),
              MetaShared().plan(schema, PartitionRequest(2, ("paper",), 2))]
-    whole, shared = (max(seconds(load, cluster(), Coefficients.load()) for load in raf_loads(
+    each = Coefficients.load().of("dgl-heta", "rgcn")
+    whole, shared = (max(seconds(load, cluster(), each) for load in raf_loads(
         plan, Workload(), cluster(), 1024, "replica")) for plan in plans)
     assert shared < whole
 
@@ -154,8 +155,15 @@ def test_a_missing_cluster_and_a_list_are_named(tmp_path):
         Cluster.load(tmp_path / "c.json")
 
 
+def constant(value):
+    """The same seconds for each unit of work."""
+    return {system: dict.fromkeys(of, value)
+            for system, of in Coefficients.load().seconds.items()}
+
+
 @pytest.mark.parametrize("change", [{"seconds": {}}, {"metis_cut": 2}, {"more": 1},
-                                    {"seconds": dict.fromkeys(UNITS, -1.0)}])
+                                    {"seconds": constant(-1.0)},
+                                    {"most": {"cluster": {"gpus": 1}}}])
 def test_bad_coefficients_are_named(change, tmp_path):
     data = {**Coefficients.load().model_dump(), **change}
     (tmp_path / "own.json").write_text(json.dumps(data))
@@ -184,12 +192,12 @@ def test_the_command_shows_systems_memory_and_the_error(plan, tmp_path):
     status, out, _ = plan("--cluster", tmp_path / "c.toml", text=TOML + "memory_gb = 0.1\n")
     assert status in (0, None)
     for words in ("dgl-heta, replica", "DistDGL METIS", "DistDGL random", "(too much)",
-                  "error on graphs that the fit had not seen: seconds"):
+                  "error on graphs that the fit had not seen, rows expected: processor seconds"):
         assert words in " ".join(out.split())
 
 
 def test_the_command_as_json_with_own_coefficients(plan, tmp_path):
-    own = Coefficients(seconds=dict.fromkeys(UNITS, 0.0), metis_cut=1)
+    own = Coefficients(seconds=constant(0.0), metis_cut=1)
     (tmp_path / "own.json").write_text(json.dumps(own.model_dump()))
     status, out, _ = plan("--cluster", tmp_path / "c.toml", "--json", "--model", "hgt",
                           "--train-nodes", 5000, "--method", "meta-shared",
@@ -205,19 +213,24 @@ def test_the_command_as_json_with_own_coefficients(plan, tmp_path):
     assert one["fits"] is None
 
 
-def test_a_plan_without_replication_is_said_to_be_unmeasured(plan, tmp_path):
+def test_each_figure_is_said_to_be_inside_or_outside_what_was_measured(plan, tmp_path):
+    known = Coefficients.load().most["cluster"]
     wide = "machines = 4\nlink_gbit = 25\ncores = 8\n"
     status, out, _ = plan("--cluster", tmp_path / "c.toml", "--replication", "none", "--json",
                           text=wide)
     assert status in (0, None)
-    found = json.loads(out)
-    assert found["unmeasured"] == [
-        "machines = 4 (measured: at most 3)", "link_gbit = 25 (measured: at most 10)",
-        "cores = 8 (measured: at most 1)", "a plan without replication"]
-    systems = {one["system"]: one["causes"] for one in found["systems"]}
-    assert systems["dgl-heta"]["sampling"] > 0
-    status, out, _ = plan("--cluster", tmp_path / "c.toml")
-    assert "outside of what was measured" not in out
+    systems = {one["system"]: one for one in json.loads(out)["systems"]}
+    assert systems["dgl-heta"]["causes"]["sampling"] > 0
+    for one in systems.values():
+        assert one["beyond"][:3] == [
+            f"{name} = {value} (measured: at most {known[name]:g})"
+            for name, value in (("machines", 4), ("link_gbit", 25), ("cores", 8))]
+    _, out, _ = plan("--cluster", tmp_path / "c.toml", "--batch-size", 128, "--fanouts", "5,5")
+    assert re.findall(r"(inside|outside) *$", out, re.MULTILINE) == ["inside"] * 4
+    assert "outside for" not in out
+    _, out, _ = plan("--cluster", tmp_path / "c.toml", "--hidden", 1024, "--batch-size", 128)
+    assert "outside" in re.findall(r"(inside|outside) *$", out, re.MULTILINE)
+    assert "operations of dense layers, both ways =" in " ".join(out.split())
 
 
 def test_without_replication_partitions_run_each_edge_once_and_fit_a_limit(plan, tmp_path):
@@ -229,6 +242,8 @@ def test_without_replication_partitions_run_each_edge_once_and_fit_a_limit(plan,
     fields = receptive_fields(alone, (25, 20), 4096, 4096)
     for number, layer in enumerate(one.layers):
         assert sum(f.layers[number].edges for f in fields) == pytest.approx(layer.edges)
+    assert [one.beyond[-1] == "relations that are cut" for one in estimate(
+        alone, work, cluster(4))] == [True, True, False, False]
     loads = raf_loads(alone, work, cluster(4), 1024, "replica")
     for ntype, rows in one.inputs.items():
         assert max(f.inputs.get(ntype, 0) for f in fields) <= rows * (1 + 1e-9)

@@ -20,10 +20,8 @@ from dgl_heta.distdgl.modules.relation_call import RelationCall, run_alike
 from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.row_parts import Part
+from dgl_heta.planning.compute import EDGES_PER_SOURCE
 from dgl_heta.sampling.blocks import InEdges
-
-_EDGES_PER_SOURCE = 2
-"""Below so many edges per source row summing rows before W is less work (measured on CPU)."""
 
 
 def fits(call: RelationCall) -> bool:
@@ -57,7 +55,7 @@ def _run(calls: list[RelationCall]) -> list[Tensor]:
     modules, in_edges = [call.module for call in calls], [call.in_edges for call in calls]
     weights = kernel_in_use().edge_softmax(in_edges, _scores(calls, in_edges))
     # Each relation by itself: its edges decide whether W is applied to messages or to their sum.
-    before = [len(call.edges.indices) <= _EDGES_PER_SOURCE * len(call.source) for call in calls]
+    before = [len(call.edges.indices) <= EDGES_PER_SOURCE * len(call.source) for call in calls]
     sums: dict[int, Tensor] = {}
     for sum_first in (True, False):
         numbers = [number for number, this in enumerate(before) if this == sum_first]

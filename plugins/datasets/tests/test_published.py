@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from dgl_heta.errors import InputError
+from dgl_heta.features.static import StaticFeatures
 from dgl_heta.graph.readers import torch_file
 from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import plugins
@@ -67,9 +71,11 @@ def test_mag240m_is_read_with_its_features_in_half_precision(mag240m: Path, tmp_
     np.testing.assert_array_equal(stored, np.load(mag240m / "processed/paper/node_feat.npy"))
 
 
-def igb(root: Path, header: bool = True) -> Path:
+def igb(root: Path, header: bool = True, full: bool = False) -> Path:
+    """A miniature: of the sizes tiny to medium, or with the further types of large and full."""
     folder, width = root / "processed", 1024
-    for ntype, count in (("paper", PAPERS), ("author", 4), ("institute", 2), ("fos", 3)):
+    for ntype, count in (("paper", PAPERS), ("author", 4), ("institute", 2), ("fos", 3),
+                         *((("journal", 2), ("conference", 2)) if full else ())):
         save(folder / ntype / "node_feat.npy", RNG.random((count, width), np.float32), header)
     for classes, name in ((19, "19"), (2983, "2K")):
         save(folder / f"paper/node_label_{name}.npy",
@@ -77,7 +83,9 @@ def igb(root: Path, header: bool = True) -> Path:
     for name, src, dst in (("paper__cites__paper", PAPERS, PAPERS),
                            ("paper__written_by__author", PAPERS, 4),
                            ("author__affiliated_to__institute", 4, 2),
-                           ("paper__topic__fos", PAPERS, 3)):
+                           ("paper__topic__fos", PAPERS, 3),
+                           *((("paper__published__journal", PAPERS, 2),
+                              ("paper__venue__conference", PAPERS, 2)) if full else ())):
         save(folder / name / "edge_index.npy", pairs(src, dst).T.copy())
     return root
 
@@ -117,6 +125,53 @@ def test_mlperfs_files_beside_it_give_half_precision_and_the_split(
     assert np.flatnonzero(arrays["test_mask"]).tolist() == [2, 4, 5, 6, 7, 8]
     write_store(source, tmp_path / "store")
     assert Store(tmp_path / "store").array("paper", "feat").dtype == np.float16
+
+
+def test_edges_can_be_those_of_mlperfs_reference(tmp_path: Path) -> None:
+    source = open_input(f"{igb(tmp_path, full=True)}:mlperf=true", plugins()).source
+    assert source is not None
+    assert len(source.edges) == 11
+    there = np.load(tmp_path / "processed/paper__cites__paper/edge_index.npy")
+    there = there[there[:, 0] != there[:, 1]]
+    own = np.repeat(np.arange(PAPERS), 2)
+    wanted = sorted([*map(tuple, there), *map(tuple, there[:, ::-1]), *zip(own, own)])
+    cites = source.edges[Relation("paper", "cites", "paper")]
+    found = [pair for src, dst in cites.chunks(3) for pair in zip(src, dst)]
+    assert sorted(found) == wanted
+    assert cites.num_edges == len(wanted)
+    (src, dst), = source.edges[Relation("journal", "rev-published", "paper")].chunks(99)
+    np.testing.assert_array_equal(
+        np.stack([dst, src], 1), np.load(tmp_path / "processed/paper__published__journal"
+                                         "/edge_index.npy"))
+
+
+def test_mlperfs_recipe_trains_on_a_miniature_from_half_precision(
+        tmp_path: Path, heta: Callable[..., Any]) -> None:
+    """docs/mlperf.md, with features that are float16 in the files, the store and in memory."""
+    folder = igb(tmp_path / "igbh", header=False, full=True) / "processed"
+    for file in folder.glob("*/node_feat.npy"):
+        rows = np.fromfile(file, np.float32).reshape(-1, 1024)
+        torch.save(torch.from_numpy(rows).half(), file.with_name("node_feat_fp16.pt"))
+    torch.save(torch.arange(6), folder / "train_idx.pt")
+    torch.save(torch.arange(6, 8), folder / "val_idx.pt")
+    parts, recipe = tmp_path / "parts", Path(__file__).parents[3] / "docs/mlperf-rgat.toml"
+    done = heta("partition", f"{folder.parent}:mlperf=true", "--parts", 2, "--hops", 3, "--out",
+                parts)
+    assert done.status == 0, done.err
+    store = Store(parts / "store")
+    assert {t: store.array(t, "feat").dtype for t in store.manifest.node_counts} == dict.fromkeys(
+        ("author", "conference", "fos", "institute", "journal", "paper"), np.float16)
+    features = StaticFeatures(store, ("paper",), torch.float32, torch.device("cpu"))
+    assert features.sources["paper"].dtype == np.float16  # in memory; decoded when they are read
+    assert features.read({"paper": np.arange(2)})["paper"].dtype == torch.float32
+    done = heta("train", parts, "--config", recipe, "--set", "run.prove=off",
+                "--run-dir", tmp_path / "run")
+    assert done.status == 0, done.err
+    epochs = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+              if '"epoch"' in line]
+    losses = [one["loss"] for one in epochs if one["event"] == "epoch"]
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
 
 
 def hgb(root: Path, several: bool = False) -> Path:

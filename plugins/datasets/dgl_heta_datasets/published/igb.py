@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from dgl_heta import GraphSource, InputError, Reader, Relation, Task, read_saved
+from dgl_heta import EdgeArrays, GraphSource, InputError, Reader, Relation, Task, read_saved
 from dgl_heta.tools import MASKS
 from dgl_heta_datasets.published.files import classes, edges, mapped, mask
 
@@ -38,6 +40,8 @@ class Igb(Reader):
 
         classes: int = Field(2983, description="19 or 2983 topics")
         half: bool = Field(True, description="take node_feat_fp16.pt where it is there")
+        mlperf: bool = Field(False, description="edges as MLPerf's reference makes them: citations "
+                             "in both directions, with each paper's own, and reverse relations")
 
     options = Options()
 
@@ -60,12 +64,41 @@ class Igb(Reader):
                                  f"{sorted(lacking)[0]}/node_feat.npy")
             relations[relation] = edges(file, 1)
         counts = {t: len(of["feat"]) for t, of in arrays.items()}
+        if options["mlperf"]:
+            cites = Relation("paper", "cites", "paper")
+            relations |= {Relation(r.dst, f"rev-{r.etype}", r.src): EdgeArrays(e.dst, e.src)
+                          for r, e in relations.items() if r != cites}
+            relations[cites] = BothWays(relations[cites], counts["paper"])
         papers, (name, known) = counts["paper"], LABELS[number]
         known = known if papers == FULL else papers
         arrays["paper"]["label"] = classes(folder / "paper" / name, papers, known)
         arrays["paper"] |= _splits(folder, papers, known)
         return GraphSource("igb-het", counts, relations, arrays, Task("paper", number),
                            {"format": "IGB-HET", "path": str(folder)})
+
+
+class BothWays:
+    """Edges among `nodes` nodes in both directions, and two from each node to itself in place of
+    those that there are."""
+
+    def __init__(self, edges: EdgeArrays, nodes: int) -> None:
+        self._edges, self._nodes = edges, nodes
+
+    @cached_property
+    def num_edges(self) -> int:
+        return 2 * (self._nodes + sum(int(np.count_nonzero(src != dst))
+                                      for src, dst in self._edges.chunks(1 << 24)))
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for src, dst in self._edges.chunks(size):
+            others = src != dst
+            src, dst = src[others], dst[others]
+            yield src, dst
+            yield dst, src
+        for start in range(0, self._nodes, size):
+            own = np.arange(start, min(start + size, self._nodes))
+            yield own, own
+            yield own, own
 
 
 def _folder(path: Path) -> Path:

@@ -38,6 +38,18 @@ def by_cause() -> Counter[str]:
     return counted + current.traffic.bytes if current is not None else Counter(counted)
 
 
+def busy() -> float:
+    """Processor seconds that all processes of this host have taken, in hundredths."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def host_memory() -> dict[str, int]:
     """Bytes in use by all processes of this host: private memory, and its /dev/shm."""
     own = 0

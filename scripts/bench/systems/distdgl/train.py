@@ -6,11 +6,13 @@ a line of JSON per trainer: seconds by stage, bytes by cause (sent.py), loss, ac
 
 Static features are projected to the hidden width; types without features have a DistEmbedding. A
 layer merges one module per relation by HeteroGraphConv; logits are a linear layer of the last.
+With `--cases` several models are trained after one another.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import time
@@ -36,7 +38,7 @@ FEATURE, LABEL = "feat", "labels"
 class Inputs(nn.Module):
     """Hidden states of input nodes: projected features, or rows of a DistEmbedding."""
 
-    def __init__(self, g: Any, hidden: int) -> None:
+    def __init__(self, g: Any, hidden: int, name: str = "") -> None:
         super().__init__()
         self.g = g
         self.project = nn.ModuleDict()
@@ -47,7 +49,7 @@ class Inputs(nn.Module):
             else:
                 policy = g.get_node_partition_policy(ntype)
                 self.tables[ntype] = dgl.distributed.DistEmbedding(
-                    g.num_nodes(ntype), hidden, f"{ntype}_emb", _initial, policy)
+                    g.num_nodes(ntype), hidden, f"{ntype}_emb{name}", _initial, policy)
 
     def fetch(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows of features and embeddings."""
@@ -201,7 +203,7 @@ class Model(nn.Module):
     def __init__(self, args: argparse.Namespace, g: Any, classes: int) -> None:
         super().__init__()
         self.target = args.target
-        self.inputs = Inputs(g, args.hidden)
+        self.inputs = Inputs(g, args.hidden, args.case)
         self.layers = nn.ModuleList(make_layer(args, g) for _ in args.fanouts)
         self.logits = nn.Linear(args.hidden, classes)
 
@@ -214,19 +216,22 @@ class Model(nn.Module):
 
 def epoch(args: argparse.Namespace, loader: Any, model: Any, labels: Tensor, dense: Any,
           sparse: Any) -> dict[str, Any]:
-    """One pass; seconds by stage and the mean loss."""
+    """One pass; seconds by stage, of which this process computed, and the mean loss."""
     inputs = model.module.inputs
-    seconds = dict.fromkeys(("sample", "features", "forward", "backward", "update"), 0.0)
+    stages = ("sample", "features", "forward", "backward", "update")
+    seconds, busy = dict.fromkeys(stages, 0.0), {name: list[float]() for name in stages}
     losses: list[float] = []
     correct = seen = 0
     steps = []
     last = begin = time.perf_counter()
+    worked = time.process_time()
 
     def stage(name: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
+        nonlocal last, worked
+        now, work = time.perf_counter(), time.process_time()
         seconds[name] += now - last
-        last = now
+        busy[name].append(work - worked)
+        last, worked = now, work
 
     for ids, seeds, blocks in loader:
         started = last
@@ -253,7 +258,7 @@ def epoch(args: argparse.Namespace, loader: Any, model: Any, labels: Tensor, den
         seen += len(answers)
         steps.append(last - started)
     return {"seconds": time.perf_counter() - begin, "stages": seconds, "steps": steps,
-            "loss": losses, "correct": correct, "seen": seen}
+            "busy": busy, "loss": losses, "correct": correct, "seen": seen}
 
 
 def batches(g: Any, ids: Tensor, args: argparse.Namespace, train: bool) -> Any:
@@ -294,6 +299,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--evaluate", action="store_true", help="accuracies after every epoch")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", nargs="+", default=[], metavar="MODEL/HIDDEN/FANOUTS/BATCH",
+                        help="train each of these, in place of the model that is named")
     args = parser.parse_args()
     args.fanouts = [int(f) for f in args.fanouts.split(",")]
     torch.manual_seed(args.seed)
@@ -303,6 +310,23 @@ def main() -> None:
     sent.watch()
     g = dgl.distributed.DistGraph(args.graph_name, part_config=args.part_config)
     labels = g.nodes[args.target].data[LABEL][torch.arange(g.num_nodes(args.target))]
+    for number, case in enumerate(args.cases or [""]):
+        train(g, of_case(args, number, case), labels)
+
+
+def of_case(args: argparse.Namespace, number: int, case: str) -> argparse.Namespace:
+    """The arguments with those of a case in their place."""
+    args = copy.copy(args)
+    args.case = f"-{number}" if case else ""
+    if case:
+        args.model, hidden, fanouts, batch = case.split("/")
+        args.hidden, args.batch_size = int(hidden), int(batch)
+        args.fanouts = [int(f) for f in fanouts.split(",")]
+    return args
+
+
+def train(g: Any, args: argparse.Namespace, labels: Tensor) -> None:
+    """Train a model, and print a line for each epoch."""
     loaders = {"train": batches(g, split(g, args, "train_mask", args.steps), args, True)}
     if args.evaluate:
         for name in ("val", "test"):
@@ -315,13 +339,14 @@ def main() -> None:
     trained = 0.0
     for number in range(args.epochs):
         g.barrier()
-        causes, on_link = sent.by_cause(), sent.link()
+        causes, on_link, of_host = sent.by_cause(), sent.link(), sent.busy()
         model.train()
         record = epoch(args, loaders["train"], parallel, labels, dense, sparse)
         trained += record["seconds"]
         g.barrier()
         record.update(epoch=number, rank=g.rank(), link=sent.link() - on_link,
                      causes=sent.by_cause() - causes, trained=trained,
+                     host_busy=sent.busy() - of_host, case=args.case,
                      parameters=sum(p.numel() for p in dense_parameters(model)),
                      memory=sent.host_memory())
         for name in ("val", "test") if args.evaluate else ():
