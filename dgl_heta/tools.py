@@ -71,6 +71,9 @@ _LAZY = {
     "task_columns": "dgl_heta.graph.readers.columns",
     "masks_of": "dgl_heta.graph.readers.splits",
     "known_entries": "dgl_heta.graph.labels",
+    "joined_labels": "dgl_heta.graph.readers.arrays",
+    "node_array": "dgl_heta.graph.readers.arrays",
+    "node_mask": "dgl_heta.graph.readers.arrays",
     "node_task": "dgl_heta.graph.readers.arrays",
     "as_text": "dgl_heta.graph.readers.column_values",
     "plain_column": "dgl_heta.graph.readers.column_values:plain",
@@ -88,6 +91,7 @@ _LAZY = {
     "section_name": "dgl_heta.settings",
     "listing": "dgl_heta.errors",
     "nearest": "dgl_heta.errors",
+    "quoted": "dgl_heta.errors",
     # workers, and what they exchange
     "Comm": "dgl_heta.comm.collectives",
     "PeerLostError": "dgl_heta.comm.collectives",
@@ -123,18 +127,17 @@ __all__ = [
     "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "Loader",
     "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Place", "Plugins",
     "Proofs", "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape",
-    "StaticFeatures",
-    "TextFile", "Traffic", "agrees", "as_text", "changed", "check_archive", "check_file",
-    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
-    "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
-    "is_part_config", "kernel", "known_entries", "listing", "load_settings", "log_line",
-    "make_request", "mapped_files", "masks_of", "nearest", "new_array", "new_directory",
-    "new_rows", "node_task", "open_input", "optional", "out", "part_tensor", "patch_all",
-    "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch", "print_json", "progress",
-    "read_dgl_graph", "read_section", "read_signed", "read_toml", "replacing", "reserve",
-    "run_workers", "scratch_directory", "section_name", "sort_of", "state_of", "table",
-    "table_features", "task_columns", "with_reverse", "worker_main", "wrapper_for_any_graph",
-    "write_atomic", "write_signed",
+    "StaticFeatures", "TextFile", "Traffic", "agrees", "as_text", "changed", "check_archive",
+    "check_file", "check_room", "check_source", "config_name", "data_parallel", "file_sum",
+    "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes", "init_workers",
+    "initial_rows", "is_part_config", "joined_labels", "kernel", "known_entries", "listing",
+    "load_settings", "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array",
+    "new_directory", "new_rows", "node_array", "node_mask", "node_task", "open_input", "optional",
+    "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins",
+    "prefetch", "print_json", "progress", "quoted", "read_dgl_graph", "read_section", "read_signed",
+    "read_toml", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
+    "sort_of", "state_of", "table", "table_features", "task_columns", "with_reverse", "worker_main",
+    "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -142,7 +145,7 @@ if TYPE_CHECKING:
     from dgl_heta.comm.collectives import Comm, PeerLostError, Traffic, init_workers
     from dgl_heta.distdgl.state import state_of, wrapper_for_any_graph
     from dgl_heta.distdgl.versions import homes
-    from dgl_heta.errors import listing, nearest
+    from dgl_heta.errors import listing, nearest, quoted
     from dgl_heta.features.learnable import initial_rows
     from dgl_heta.features.row_kernels import gather_rows, new_rows
     from dgl_heta.features.static import StaticFeatures
@@ -150,7 +153,7 @@ if TYPE_CHECKING:
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
     from dgl_heta.graph.labels import known_entries
     from dgl_heta.graph.node_ids import NodeIds
-    from dgl_heta.graph.readers.arrays import node_task
+    from dgl_heta.graph.readers.arrays import joined_labels, node_array, node_mask, node_task
     from dgl_heta.graph.readers.column_values import as_text, sort_of
     from dgl_heta.graph.readers.column_values import plain as plain_column
     from dgl_heta.graph.readers.columns import task_columns
