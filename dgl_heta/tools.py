@@ -100,6 +100,8 @@ _LAZY = {
     "data_parallel": "dgl_heta.raf.wrapper",
     "run_workers": "dgl_heta.launch.local",
     "Loader": "dgl_heta.training.loader",
+    "LinkStep": "dgl_heta.training.tasks",
+    "share_of": "dgl_heta.training.tasks.task",
     "DistributedModel": "dgl_heta.training.distributed",
     "Place": "dgl_heta.training.batches",
     "Proofs": "dgl_heta.training.step_proof",
@@ -124,9 +126,9 @@ _LAZY = {
 
 __all__ = [
     "ALWAYS", "COMPILES", "MASKS", "PUBLIC", "REVERSE", "Advance", "ArrayFile", "AsJson", "Block",
-    "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "Loader",
-    "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Place", "Plugins",
-    "Proofs", "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape",
+    "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "LinkStep",
+    "Loader", "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Place",
+    "Plugins", "Proofs", "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape",
     "StaticFeatures", "TextFile", "Traffic", "agrees", "as_text", "changed", "check_archive",
     "check_file", "check_room", "check_source", "config_name", "data_parallel", "file_sum",
     "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes", "init_workers",
@@ -136,8 +138,8 @@ __all__ = [
     "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins",
     "prefetch", "print_json", "progress", "quoted", "read_dgl_graph", "read_section", "read_signed",
     "read_toml", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
-    "sort_of", "state_of", "table", "table_features", "task_columns", "with_reverse", "worker_main",
-    "wrapper_for_any_graph", "write_atomic", "write_signed",
+    "share_of", "sort_of", "state_of", "table", "table_features", "task_columns", "with_reverse",
+    "worker_main", "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -202,6 +204,8 @@ if TYPE_CHECKING:
     from dgl_heta.training.distributed import DistributedModel
     from dgl_heta.training.loader import Loader
     from dgl_heta.training.step_proof import Proofs
+    from dgl_heta.training.tasks import LinkStep
+    from dgl_heta.training.tasks.task import share_of
 
 
 def __getattr__(name: str) -> Any:

@@ -116,16 +116,17 @@ class Batch:
         """
         if isinstance(self.step, LinkStep):
             own = sum(len(ends.sources) for ends in self.links)
-            return self._mean(losses, own, self.step.size, "links")
+            return self.mean_of(losses, own, self.step.size, "links")
         sizes = {t: len(nodes) for t, nodes in self.step.nodes.items()}
         if ntype is None and len(sizes) == 1:
             (ntype,) = sizes
         if ntype is None or ntype not in sizes:
             raise InputError(f"a batch has seeds of {listing(sizes)}; say of which the "
                              "losses are, as in batch.mean(losses, 'paper')")
-        return self._mean(losses, len(self.seeds[ntype]), sizes[ntype], f"seeds of '{ntype}'")
+        return self.mean_of(losses, len(self.seeds[ntype]), sizes[ntype], f"seeds of '{ntype}'")
 
-    def _mean(self, losses: Tensor, own: int, of_all: int, what: str) -> Tensor:
+    def mean_of(self, losses: Tensor, own: int, of_all: int, what: str) -> Tensor:
+        """This worker's part of a mean over `of_all` things, of which it has `own` losses."""
         if losses.dim() == 0 or len(losses) != own:
             raise InputError(f"{losses.numel()} losses for {own} own {what}; give one for each "
                              "(reduction='none')")
