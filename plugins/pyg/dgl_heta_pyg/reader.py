@@ -179,17 +179,17 @@ def _sparse(matrix: Any) -> Tensor | None:
     """A sparse tensor of two dimensions, in memory or saved, by its coordinates; None for anything
     else."""
     if isinstance(matrix, SavedObject) and matrix.kind == "torch._utils._rebuild_sparse_tensor":
-        layout, parts = matrix.arguments
-        kind = getattr(torch, layout.arguments[0].removeprefix("torch."))
-        count = 2 if kind == torch.sparse_coo else 3
-        given: list[Any] = [*(torch.from_numpy(np.array(part)) for part in parts[:count]),
-                            *parts[count].arguments]
         try:
+            layout, parts = matrix.arguments
+            kind = getattr(torch, layout.arguments[0].removeprefix("torch."))
+            count = 2 if kind == torch.sparse_coo else 3
+            given: list[Any] = [*(torch.from_numpy(np.array(part)) for part in parts[:count]),
+                                *parts[count].arguments]
             matrix = (torch.sparse_coo_tensor(*given, check_invariants=True)
                       if kind == torch.sparse_coo else torch.sparse_compressed_tensor(
                           *given, layout=kind, check_invariants=True))
-        except (RuntimeError, TypeError):
-            return None  # its parts do not fit
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+            return None  # its parts are not as torch writes them, or do not fit
     layouts = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
     if not isinstance(matrix, Tensor) or matrix.layout not in layouts or matrix.dim() != 2:
         return None
