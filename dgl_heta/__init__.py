@@ -51,7 +51,6 @@ _LAZY = {
     "SavedObject": "dgl_heta.graph.readers.torch_file",
     "open_edges": "dgl_heta.graph.readers.array_files",
     "read_saved": "dgl_heta.graph.readers.torch_file",
-    "read_hetero_data": "dgl_heta.graph.readers.pyg",
     "partition_graph": "dgl_heta.partition.dgl",
     "train": "dgl_heta.launch.jobs.from_python",
     "open_partition": "dgl_heta.launch.jobs.from_python",
@@ -136,7 +135,6 @@ __all__ = [
     "open_partition",
     "partition_graph",
     "predict_all",
-    "read_hetero_data",
     "read_saved",
     "register_hetero_conv",
     "slot",
@@ -150,7 +148,6 @@ if TYPE_CHECKING:
     from dgl_heta.distdgl.modules.registered_convs import register_hetero_conv
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.readers.array_files import open_edges
-    from dgl_heta.graph.readers.pyg import read_hetero_data
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task

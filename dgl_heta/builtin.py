@@ -46,11 +46,10 @@ def dgl_heta_readers() -> list[protocols.Reader]:
         DistDGLParts,
         EdgeFiles,
         GraphBolt,
-        HeteroData,
         Ogb,
     )
 
-    return [GraphBolt(), EdgeFiles(), DistDGLParts(), HeteroData(), Ogb()]
+    return [GraphBolt(), EdgeFiles(), DistDGLParts(), Ogb()]
 
 
 @hookimpl

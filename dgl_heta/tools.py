@@ -71,6 +71,9 @@ _LAZY = {
     "task_columns": "dgl_heta.graph.readers.columns",
     "masks_of": "dgl_heta.graph.readers.splits",
     "known_entries": "dgl_heta.graph.labels",
+    "joined_labels": "dgl_heta.graph.readers.arrays",
+    "node_array": "dgl_heta.graph.readers.arrays",
+    "node_mask": "dgl_heta.graph.readers.arrays",
     "node_task": "dgl_heta.graph.readers.arrays",
     "as_text": "dgl_heta.graph.readers.column_values",
     "plain_column": "dgl_heta.graph.readers.column_values:plain",
@@ -88,6 +91,7 @@ _LAZY = {
     "section_name": "dgl_heta.settings",
     "listing": "dgl_heta.errors",
     "nearest": "dgl_heta.errors",
+    "quoted": "dgl_heta.errors",
     # workers, and what they exchange
     "Comm": "dgl_heta.comm.collectives",
     "PeerLostError": "dgl_heta.comm.collectives",
@@ -96,9 +100,13 @@ _LAZY = {
     "data_parallel": "dgl_heta.raf.wrapper",
     "run_workers": "dgl_heta.launch.local",
     "Loader": "dgl_heta.training.loader",
+    "LinkStep": "dgl_heta.training.tasks",
+    "share_of": "dgl_heta.training.tasks.task",
     "DistributedModel": "dgl_heta.training.distributed",
     "Place": "dgl_heta.training.batches",
     "Proofs": "dgl_heta.training.step_proof",
+    "NotProvedError": "dgl_heta.proof.copies",
+    "items_of": "dgl_heta.system.nested",
     "GroupExchange": "dgl_heta.raf.exchange",
     "worker_main": "dgl_heta.launch.worker:main",
     "InEdges": "dgl_heta.sampling.blocks",
@@ -120,19 +128,19 @@ _LAZY = {
 
 __all__ = [
     "ALWAYS", "COMPILES", "MASKS", "PUBLIC", "REVERSE", "Advance", "ArrayFile", "AsJson", "Block",
-    "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "Loader",
-    "MiniBatch", "NodeIds", "NodeShape", "Patch", "PatchTable", "PeerLostError", "Place", "Plugins",
-    "Proofs", "RelationBlock", "RelationShape", "Relations", "SettingsOptions", "Shape",
-    "StaticFeatures",
-    "TextFile", "Traffic", "agrees", "as_text", "changed", "check_archive", "check_file",
-    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
-    "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
-    "is_part_config", "kernel", "known_entries", "listing", "load_settings", "log_line",
-    "make_request", "mapped_files", "masks_of", "nearest", "new_array", "new_directory",
-    "new_rows", "node_task", "open_input", "optional", "out", "part_tensor", "patch_all",
+    "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "LinkStep",
+    "Loader", "MiniBatch", "NodeIds", "NodeShape", "NotProvedError", "Patch", "PatchTable",
+    "PeerLostError", "Place", "Plugins", "Proofs", "RelationBlock", "RelationShape", "Relations",
+    "SettingsOptions", "Shape", "StaticFeatures", "TextFile", "Traffic", "agrees", "as_text",
+    "changed", "check_archive", "check_file", "check_room", "check_source", "config_name",
+    "data_parallel", "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width",
+    "homes", "init_workers", "initial_rows", "is_part_config", "items_of", "joined_labels",
+    "kernel", "known_entries", "listing", "load_settings", "log_line", "make_request",
+    "mapped_files", "masks_of", "nearest", "new_array", "new_directory", "new_rows", "node_array",
+    "node_mask", "node_task", "open_input", "optional", "out", "part_tensor", "patch_all",
     "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch", "print_json", "progress",
-    "read_dgl_graph", "read_section", "read_signed", "read_toml", "replacing", "reserve",
-    "run_workers", "scratch_directory", "section_name", "sort_of", "state_of", "table",
+    "quoted", "read_dgl_graph", "read_section", "read_signed", "read_toml", "replacing", "reserve",
+    "run_workers", "scratch_directory", "section_name", "share_of", "sort_of", "state_of", "table",
     "table_features", "task_columns", "with_reverse", "worker_main", "wrapper_for_any_graph",
     "write_atomic", "write_signed",
 ]
@@ -142,7 +150,7 @@ if TYPE_CHECKING:
     from dgl_heta.comm.collectives import Comm, PeerLostError, Traffic, init_workers
     from dgl_heta.distdgl.state import state_of, wrapper_for_any_graph
     from dgl_heta.distdgl.versions import homes
-    from dgl_heta.errors import listing, nearest
+    from dgl_heta.errors import listing, nearest, quoted
     from dgl_heta.features.learnable import initial_rows
     from dgl_heta.features.row_kernels import gather_rows, new_rows
     from dgl_heta.features.static import StaticFeatures
@@ -150,7 +158,7 @@ if TYPE_CHECKING:
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
     from dgl_heta.graph.labels import known_entries
     from dgl_heta.graph.node_ids import NodeIds
-    from dgl_heta.graph.readers.arrays import node_task
+    from dgl_heta.graph.readers.arrays import joined_labels, node_array, node_mask, node_task
     from dgl_heta.graph.readers.column_values import as_text, sort_of
     from dgl_heta.graph.readers.column_values import plain as plain_column
     from dgl_heta.graph.readers.columns import task_columns
@@ -171,6 +179,7 @@ if TYPE_CHECKING:
     from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.part_config import config_name
     from dgl_heta.partition.request import make_request
+    from dgl_heta.proof.copies import NotProvedError
     from dgl_heta.raf.exchange import GroupExchange
     from dgl_heta.raf.wrapper import data_parallel
     from dgl_heta.report.console import Advance, out, print_json, progress, table
@@ -192,6 +201,7 @@ if TYPE_CHECKING:
     from dgl_heta.system.jit import COMPILES, kernel
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
+    from dgl_heta.system.nested import items_of
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
@@ -199,6 +209,8 @@ if TYPE_CHECKING:
     from dgl_heta.training.distributed import DistributedModel
     from dgl_heta.training.loader import Loader
     from dgl_heta.training.step_proof import Proofs
+    from dgl_heta.training.tasks import LinkStep
+    from dgl_heta.training.tasks.task import share_of
 
 
 def __getattr__(name: str) -> Any:

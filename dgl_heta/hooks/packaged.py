@@ -7,6 +7,7 @@ DISTRIBUTIONS = {
     ("dataset", "git"): "dgl-heta-datasets",
     ("patches", "local-partition"): "dgl-heta-catgnn",
     ("program", "graphstorm"): "dgl-heta-graphstorm",
+    ("reader", "pyg"): "dgl-heta-pyg",
     ("reader", "relational"): "dgl-heta-relational",
     ("model", "nars"): "dgl-heta-precomputed",
     ("model", "sehgnn"): "dgl-heta-precomputed",

@@ -21,7 +21,7 @@ from dgl_heta.sampling.sampler import Deliver
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
 from dgl_heta.training.fetching import Fetching
-from dgl_heta.training.tasks import Step
+from dgl_heta.training.tasks import LinkEnds, LinkStep, Step
 from dgl_heta.training.worker_partition import WorkerPartition
 
 STAGES_AHEAD = ("sample", "fetch")
@@ -77,6 +77,13 @@ class Batch:
         return {t: move(torch.from_numpy(self.part.labels(t).rows(ids)), self.part.device)
                 for t, ids in self.seeds.items()}
 
+    @cached_property
+    def links(self) -> list[LinkEnds]:
+        """This worker's own links, for each pair of node types that they join; of a loader of
+        links. One relation has one pair: `(links,) = batch.links`."""
+        task, step = self.part.link_task, self.step
+        return task.ends(step, *self.part.share(step), self.part.device)
+
     def inputs(self, train: bool) -> dict[str, Tensor]:
         """The rows of the input nodes, per node type: those with features, and learnable ones,
         which with `train` are leaves that collect gradients.
@@ -95,27 +102,36 @@ class Batch:
         return self._source.rows(self._mini, train)
 
     def mean(self, losses: Tensor, ntype: str | None = None) -> Tensor:
-        """This worker's part of the mean of a step's losses, over the seeds of all workers.
+        """This worker's part of the mean of a step's losses, over the seeds (or links) of all
+        workers.
 
         The mean of the workers' parts, which is what gradients are averaged to, is that mean,
         whatever number of seeds each worker has.
 
         Parameters
         ----------
-        losses : one for each own seed of the type, (own seeds, …); may be empty.
+        losses : one for each own seed of the type, (own seeds, …), or for each own link, whatever
+            their order; may be empty.
         ntype : the target type; needed where there are several.
         """
+        if isinstance(self.step, LinkStep):
+            own = sum(len(ends.sources) for ends in self.links)
+            return self.mean_of(losses, own, self.step.size, "links")
         sizes = {t: len(nodes) for t, nodes in self.step.nodes.items()}
         if ntype is None and len(sizes) == 1:
             (ntype,) = sizes
         if ntype is None or ntype not in sizes:
             raise InputError(f"a batch has seeds of {listing(sizes)}; say of which the "
                              "losses are, as in batch.mean(losses, 'paper')")
-        if losses.dim() == 0 or len(losses) != len(self.seeds[ntype]):
-            raise InputError(f"{losses.numel()} losses for {len(self.seeds[ntype])} own "
-                             f"seeds of '{ntype}'; give one for each (reduction='none')")
-        each = losses[0].numel() if len(losses) else max(losses[:0].numel(), 1)
-        return losses.sum() * (self.part.world.size / max(sizes[ntype] * each, 1))
+        return self.mean_of(losses, len(self.seeds[ntype]), sizes[ntype], f"seeds of '{ntype}'")
+
+    def mean_of(self, losses: Tensor, own: int, of_all: int, what: str) -> Tensor:
+        """This worker's part of a mean over `of_all` things, of which it has `own` losses."""
+        if losses.dim() == 0 or len(losses) != own:
+            raise InputError(f"{losses.numel()} losses for {own} own {what}; give one for each "
+                             "(reduction='none')")
+        each = losses[0].numel() if len(losses) else 1
+        return losses.sum() * (self.part.world.size / max(of_all * each, 1))
 
     def mini_batch(self) -> MiniBatch:
         """The batch as models of this package take it."""

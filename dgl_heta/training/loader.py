@@ -120,6 +120,37 @@ class Loader:
         """The edges that must not carry messages: none."""
 
 
+class LinkLoader(Loader):
+    """Batches over the links of a split, as `dgl-heta train` has them with `task.relation`: the
+    ends of links and of negative samples are the seeds, links that are held out carry no messages,
+    nor do those of a step of training in it."""
+
+    def __init__(self, part: WorkerPartition, split: str, fanouts: Sequence[Fanout],
+                 batch_size: int, shuffle: bool | None, seed: int | None) -> None:
+        if split not in SPLITS:
+            raise InputError(f"'{split}' is no split of links; splits are {listing(SPLITS)}")
+        if seed not in (None, part.settings.train.seed):
+            raise InputError("links are held out and negatives drawn by train.seed; leave seed out")
+        self._task, self._split = part.link_task, split
+        super().__init__(part, {}, fanouts, batch_size, split == "train" if shuffle is None else
+                         shuffle, seed)
+
+    def sampler(self, fanouts: Sequence[Fanout], seed: int, apart: Comm | None) -> Sampler:
+        return self.part.sampler(fanouts, self._task.held_out, seed=seed, apart=apart)
+
+    def asked(self) -> Mapping[str, np.ndarray]:
+        return {"links": self._task.splits[self._split]}
+
+    def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[Any]:
+        return self._task.steps(self._split, 0 if shuffle is None else shuffle[1], self._size)
+
+    def seeds(self, step: Any, worker: int, workers: int) -> dict[str, np.ndarray]:
+        return self._task.seeds(step, worker, workers)
+
+    def without(self, step: Any) -> Mapping[Relation, np.ndarray] | None:
+        return self._task.without(step)
+
+
 def _note(event: Mapping[str, Any]) -> None:
     if event["event"] == "note":
         log.warning("%s", event["text"])

@@ -9,7 +9,7 @@ from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.graph.schema import Schema
 from dgl_heta.models import ModelSpec
 from dgl_heta.sampling.sampler import Fanout
-from dgl_heta.training.loader import Ids, Loader
+from dgl_heta.training.loader import Ids, LinkLoader, Loader
 from dgl_heta.training.setup import model_spec
 from dgl_heta.training.worker_partition import WorkerPartition
 
@@ -37,9 +37,11 @@ class Partition(WorkerPartition):
         Parameters
         ----------
         outputs : numbers that the model returns for a node, per target type; default: those that
-            the labels need.
+            the labels need, or `model.hidden` where links are predicted.
         """
-        if outputs is None:
+        if outputs is None and self.task.kind == "link":
+            outputs = self.link_task.outputs
+        elif outputs is None:
             outputs = {t: self.labels(t).outputs for t in self.targets}
         elif isinstance(outputs, int):
             outputs = dict.fromkeys(self.targets, outputs)
@@ -48,18 +50,19 @@ class Partition(WorkerPartition):
     def loader(self, seeds: str | Ids | Mapping[str, Ids], fanouts: Sequence[Fanout],
                batch_size: int = 1024, shuffle: bool | None = None, seed: int | None = None
                ) -> Loader:
-        """Batches of nodes with their sampled neighbourhoods.
+        """Batches of nodes, or of links, with their sampled neighbourhoods.
 
         Parameters
         ----------
-        seeds : "train", "val" or "test", for the nodes of the mask; or ids of nodes of the target
-            type, each once; with several target types, ids per type.
+        seeds : "train", "val" or "test", for the nodes of the mask; where links are predicted
+            (`task.relation`), for those of the split, which :attr:`Batch.links` has. Or ids of
+            nodes of the target type, each once; with several target types, ids per type.
         fanouts : in-edges sampled per relation and layer, input side first; -1 for all. Of a layer
             a number, or one for each relation: those that are not there have none.
-        batch_size : seeds of each worker in a step.
+        batch_size : seeds, or links, of each worker in a step.
         shuffle : whether each epoch has an order and draws of its own; default: for "train". Else
             all iterations give the same batches.
-        seed : of the order and of the draws; default: `train.seed`.
+        seed : of the order and of the draws; default: `train.seed`, which is that of links.
 
         Raises
         ------
@@ -67,6 +70,8 @@ class Partition(WorkerPartition):
             Another number of fanouts than the partition has hops, seeds of another type than its
             targets or that there are not, another loader on another worker.
         """
+        if isinstance(seeds, str) and self.task.kind == "link":
+            return LinkLoader(self, seeds, fanouts, batch_size, shuffle, seed)
         return Loader(self, seeds, fanouts, batch_size, shuffle, seed)
 
     def row_optimizer(self, lr: float | None = None) -> RowOptimizer:

@@ -70,6 +70,20 @@ class Proofs:
         return place is not None and not self._schedule.off and self._schedule.due(
             self._part.settings.train.seed, *place)
 
+    def compared(self, compare: Callable[[], str | None], started: float) -> str | None:
+        """What a comparison finds different, None or "" if nothing is; counted and timed, from
+        `started` on. Where it raises NotProvedError, on all workers, that is told once."""
+        try:
+            text = compare()
+            self.proved += not text
+        except NotProvedError as reason:
+            if self.told is None and self._part.rank == 0:
+                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
+            self.told, text = self.told or str(reason), None
+        finally:
+            self.seconds += time.perf_counter() - started
+        return text
+
 
 class StepProof(Proofs):
     """Proves steps of a partition with several workers a group; all make it and call it alike."""
@@ -103,16 +117,10 @@ class StepProof(Proofs):
             replicas=part.settings.train.learnable == "replica")
         handle = model.register_forward_pre_hook(_exchange_of_batch)
         try:
-            text = Proof(setting, call).verdict()
-            self.proved += text is None
-        except NotProvedError as reason:
-            if self.told is None and part.rank == 0:
-                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
-            self.told, text = self.told or str(reason), None
+            text = self.compared(Proof(setting, call).verdict, started)
         finally:
             handle.remove()
             self._traffic.bytes[CAUSE] += sum(setting.traffic.bytes.values())
-            self.seconds += time.perf_counter() - started
         if text is not None:
             raise HetaError(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,18 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training.device import SHARED, choose_device
-from dgl_heta.training.tasks import SPLITS, Step, chosen, labels_of, resolve
+from dgl_heta.training.tasks import (
+    SPLITS,
+    LinkPrediction,
+    Step,
+    chosen,
+    labels_of,
+    make_task,
+    resolve,
+)
 from dgl_heta.training.tasks.timed_seeds import SeedTable
+
+log = logging.getLogger("dgl_heta")
 
 
 @dataclass(frozen=True)
@@ -125,9 +136,28 @@ class WorkerPartition:
         self._labels: dict[str, NodeLabels] = {}
 
     @cached_property
-    def _task(self) -> TaskSettings:
+    def task(self) -> TaskSettings:
+        """What is predicted, as the settings and the graph say."""
         known = self.store.manifest.task
         return resolve(self.settings.task, known, self.store.schema, self.store.manifest.info)
+
+    @cached_property
+    def link_task(self) -> LinkPrediction:
+        """The links that are predicted: those of each split, and which carry no messages.
+
+        Raises
+        ------
+        InputError
+            Nodes are predicted.
+        """
+        if self.task.kind != "link":
+            raise InputError("no links are predicted; name a relation when the partition is opened "
+                             "('task.relation=writes')")
+        task = make_task(self.store, self.settings)
+        assert isinstance(task, LinkPrediction)
+        for note in task.notes if self.rank == 0 else ():
+            log.warning("%s", note)
+        return task
 
     def labels(self, ntype: str) -> NodeLabels:
         """The labels of a target type; in a graph with times those of its seeds.
@@ -138,7 +168,7 @@ class WorkerPartition:
             It has none, or they are not of the task's kind.
         """
         if ntype not in self._labels:
-            self._labels[ntype] = labels_of(self.store, ntype, self._task)
+            self._labels[ntype] = labels_of(self.store, ntype, self.task)
         return self._labels[ntype]
 
     def split(self, ntype: str, name: str) -> np.ndarray:
@@ -161,7 +191,7 @@ class WorkerPartition:
             raise InputError(f"node type '{ntype}' has no array '{SPLITS[name]}'; give the ids of "
                              "nodes in place of a split")
         nodes = chosen(self.store.array(ntype, SPLITS[name]))
-        known = self.store.has_array(ntype, str(self._task.label))
+        known = self.store.has_array(ntype, str(self.task.label))
         return self.labels(ntype).labelled(nodes) if known else nodes
 
     def share(self, step: Step) -> tuple[int, int]:

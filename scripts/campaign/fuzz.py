@@ -146,7 +146,7 @@ OPTIONS = ("--parts", "--hops", "--target", "--metapaths", "--method", "--seed",
 def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
     """A kind of input, by its weight, with what the trial does; `slow`: also those of seconds."""
     needed = {inputs.ogb: "ogb", inputs.tables: "pyarrow", inputs.columns: "pyarrow",
-              inputs.bombs: "pyarrow", inputs.hetero_data: "torch_geometric"}
+              inputs.bombs: "pyarrow", inputs.hetero_data: "dgl_heta_pyg"}
     kinds = [k for k in KINDS if (slow or k.seconds == SECONDS) and (
         k.make not in needed or importlib.util.find_spec(needed[k.make]))]
     extra = [*WITH_DGL] if slow and importlib.util.find_spec("dgl") else []

@@ -21,7 +21,7 @@ from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 from tests.support.plugins import ROOT, distribution, guest, heta
 
-SAVED = ROOT / "tests/support/data/hetero_data.pt"
+SAVED = ROOT / "tests/support/data/hetero_data.saved"
 """`torch.save` of a HeteroData of PyG 2.8, by torch 2.2."""
 
 # --- readers and data sets --------------------------------------------------------------------

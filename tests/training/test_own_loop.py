@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dgl_heta
 from dgl_heta.errors import InputError
@@ -80,7 +81,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_partition(store, make_plan(store.schema, ["paper"], 2, count), place / str(count))
     cut = plan_without_replication(store.schema, ["paper"], 2, 2, deal_pieces(True), "test")
     write_partition(store, cut, place / "cut")
-    write_partition(store, make_plan(store.schema, ["paper", "author"], 2, 1), place / "two")
+    for count, name in ((1, "two"), (2, "two-2")):
+        write_partition(store, make_plan(store.schema, ["paper", "author"], 2, count), place / name)
     return place
 
 
@@ -131,6 +133,92 @@ def test_another_number_of_workers_goes_on_from_a_checkpoint(
     then = scores(LOOP, parts / "3", 3, "model.dropout=0", save=tmp_path / "run")
     assert len(then) == 1
     assert [*first, *then] == expected
+
+
+LINKS = """
+import json, os, sys
+import torch
+import torch.nn.functional as F
+import dgl_heta
+from dgl_heta.models import HGNN, RGATLayer
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+torch.manual_seed(part.rank)
+model = dgl_heta.distribute(HGNN(part.spec(), RGATLayer).double(), part)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+rows = part.row_optimizer(lr=0.01)
+train, val = (part.loader(split, [3, 3], batch_size=96 // part.world.size)
+              for split in ("train", "val"))
+
+
+def scores(batch):
+    out, every = model(batch), []
+    for links in batch.links:
+        left, others = out[links.src][links.sources], out[links.dst]
+        right = (left * others[links.destinations]).sum(1)
+        wrong = (left.unsqueeze(1) * others[links.negatives]).sum(2)
+        same = links.negatives == links.destinations.unsqueeze(1)
+        ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
+            (wrong == right.unsqueeze(1)) & ~same).sum(1)
+        every.append((F.softplus(-right) + F.softplus(wrong).mean(1), ranks))
+    return map(torch.cat, zip(*every))
+
+
+for epoch in range(given["epochs"]):
+    total, found = torch.zeros(2, 2, dtype=torch.float64)
+    for batch in train:
+        losses = next(scores(batch))
+        loss = batch.mean(losses)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rows.step()
+        total += torch.tensor([losses.detach().sum(), len(losses)])
+    model.eval()
+    for batch in val:
+        with torch.no_grad():
+            _, ranks = scores(batch)
+        found += torch.tensor([(1 / ranks.double()).sum(), len(ranks)])
+    model.train()
+    total, found = part.world.all_reduce(total), part.world.all_reduce(found)
+    if part.rank == 0:
+        print(json.dumps([(total[0] / total[1]).item(), (found[0] / found[1]).item()]))
+"""
+
+
+@pytest.mark.parametrize("relations", [pytest.param("writes", marks=pytest.mark.thorough),
+                                       '["cites", "writes"]'])
+def test_links_in_a_loop_of_ones_own_are_those_of_the_command(parts: Path, relations: str) -> None:
+    settings, part = [f"task.relation={relations}"], parts / "two"
+    dgl_heta.train(part, parts / relations, model="rgat", settings=[
+        *SETTINGS, *settings, "train.fanouts=3,3", "train.batch_size=96", "train.epochs=2",
+        "train.lr=0.01", "train.sparse_lr=0.01", "model.dropout=0", "train.weight_decay=0"])
+    lines = map(json.loads, (parts / relations / "metrics.jsonl").read_text().splitlines())
+    wanted = [[line["loss"], line["val_acc"]] for line in lines if line["event"] == "epoch"]
+    for name, workers in (("two", 1), ("two-2", 2)):
+        got = scores(LINKS, parts / name, workers, *settings, "model.dropout=0", epochs=2)
+        assert got == [pytest.approx(of, abs=1e-10) for of in wanted]
+
+
+@pytest.mark.parametrize(("settings", "asked", "said"), [
+    (["task.relation=writes"], lambda part: part.loader("trian", [3, 3]), "no split of links"),
+    (["task.relation=writes"], lambda part: part.loader("train", [3, 3], seed=5), "leave seed out"),
+    (["task.relation=writes"], lambda part: part.loader("train", [3]), "1 fanout for a partition"),
+    (["task.relation=writes"], lambda part: next(iter(part.loader("val", [3, 3]))).mean(
+        torch.zeros(3)), "3 losses for .* own links"),
+    ([], lambda part: next(iter(part.loader({"paper": [1, 2]}, [3, 3]))).links,
+     "no links are predicted; name a relation"),
+])
+def test_what_links_cannot_be_is_refused(parts: Path, settings: list[str], asked: Any, said: str
+                                         ) -> None:
+    with pytest.raises(InputError, match=said):
+        asked(dgl_heta.open_partition(parts / "two", [*SETTINGS, *settings]))
+
+
+def test_links_of_types_that_are_no_targets_are_refused(parts: Path) -> None:
+    with pytest.raises(InputError, match="made for target paper, but the task is about author, p"):
+        dgl_heta.open_partition(parts / "1", [*SETTINGS, "task.relation=writes"])
 
 
 WRONG = """

@@ -19,21 +19,19 @@ from dgl_heta.graph.readers.dgl_parts import find_config, read_parts
 from dgl_heta.graph.readers.edge_files import read_edge_files
 from dgl_heta.graph.readers.graphbolt_dataset import read_graphbolt
 from dgl_heta.graph.readers.ogb import read_ogb
-from dgl_heta.graph.readers.pyg import read_hetero_data, read_saved_hetero_data
 from dgl_heta.graph.reading_options import read_options
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import Plugins, plugins
+from dgl_heta.hooks.packaged import to_install
 from dgl_heta.hooks.protocols import Reader
 from dgl_heta.system.remote_files import RemotePath, file_path, is_remote
 
-__all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "HeteroData", "Ogb", "detect", "find_reader",
-           "open_source", "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_hetero_data",
-           "read_ogb", "read_parts"]
+__all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "Ogb", "detect", "find_reader", "open_source",
+           "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_ogb", "read_parts"]
 
 
 Kind = Literal["classification", "multilabel", "regression"]
-_UNLABELLED = "a value of labels that stands for none, besides NaN, such as -1"
 
 
 class GraphBolt(Reader):
@@ -49,7 +47,8 @@ class GraphBolt(Reader):
                                  "classifies nodes")
         kind: Kind | None = Field(None, description="classification, multilabel or regression; "
                                   "default: what follows from the labels")
-        unlabelled: float | None = Field(None, description=_UNLABELLED)
+        unlabelled: float | None = Field(None, description="a value of labels that stands "
+                                         "for none, besides NaN, such as -1")
 
     options = Options()
 
@@ -101,32 +100,6 @@ class DistDGLParts(Reader):
 
     def read(self, path: Path, **options: Any) -> GraphSource:
         return read_parts(path, **options)
-
-
-class HeteroData(Reader):
-    """A file of `torch.save` with PyG's HeteroData."""
-
-    name = "pyg"
-    description = "a HeteroData of PyG that torch.save wrote (.pt, .pth)"
-
-    class Options(BaseModel):
-        """Options of a HeteroData."""
-
-        target: str | None = Field(None, description="node type to predict; default: the only one "
-                                   "with y and train_mask")
-        kind: Kind | None = Field(None, description="of the task: classification, multilabel or "
-                                  "regression; default: what follows from y")
-        unlabelled: float | None = Field(None, description=_UNLABELLED)
-        fold: int | None = Field(None, description="which column of masks with one for each fold, "
-                                 "from 0")
-
-    options = Options()
-
-    def matches(self, path: Path) -> bool:
-        return path.suffix in (".pt", ".pth") and path.is_file()
-
-    def read(self, path: Path, **options: Any) -> GraphSource:
-        return read_saved_hetero_data(path, **options)
 
 
 class Ogb(Reader):
@@ -183,7 +156,8 @@ def find_reader(path: Path | str, registry: Plugins) -> Reader | None:
     Raises
     ------
     InputError
-        Several plugins read it.
+        Several plugins read it; it is a file of `torch.save`, and the plugin that reads PyG's
+        HeteroData is not installed.
     """
     here = not isinstance(path, RemotePath)
     matching = _of_scheme(path, registry) if isinstance(path, str) else [
@@ -194,6 +168,9 @@ def find_reader(path: Path | str, registry: Plugins) -> Reader | None:
         raise InputError(f"several plugins read '{path}': "
                          f"{listing(f'{p.name} of {p.source}' for p in guests)}; uninstall one")
     if not matching:
+        if here and not isinstance(path, str) and path.suffix in (".pt", ".pth") and path.is_file():
+            raise InputError(f"no reader knows what torch.save wrote to {path}; HeteroData of PyG "
+                             f"is read by a plugin{to_install('reader', 'pyg')}")
         return None
     reader: Reader = registry.get("reader", (guests or matching)[0].name)
     return reader

@@ -11,7 +11,13 @@ from dgl_heta.graph.source import Task
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
-from dgl_heta.training.tasks.link import LinkPrediction, named_reverses, predicted
+from dgl_heta.training.tasks.link import (
+    LinkEnds,
+    LinkPrediction,
+    LinkStep,
+    named_reverses,
+    predicted,
+)
 from dgl_heta.training.tasks.node import (
     NodePrediction,
     NodeStep,
@@ -21,8 +27,8 @@ from dgl_heta.training.tasks.node import (
 )
 from dgl_heta.training.tasks.task import SPLITS, Step, TrainingTask
 
-__all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
-           "chosen", "labels_of", "make_task", "node_steps", "resolve"]
+__all__ = ["SPLITS", "LinkEnds", "LinkPrediction", "LinkStep", "NodePrediction", "NodeStep", "Step",
+           "TrainingTask", "chosen", "labels_of", "make_task", "node_steps", "resolve"]
 
 
 def resolve(task: TaskSettings, known: Task | None, schema: Schema,

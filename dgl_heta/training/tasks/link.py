@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -112,6 +113,25 @@ class LinkStep:
         return len(self.positions)
 
 
+class LinkEnds(NamedTuple):
+    """A worker's own links between nodes of two types, and their negative destinations.
+
+    Attributes
+    ----------
+    src, dst : the node types.
+    relations : int64 (links,), the places of their relations among those that are predicted.
+    sources, destinations, negatives : int64 (links,), (links,), (links, negatives), where the ends
+        are among the worker's seeds of their types, and so in what the model returns.
+    """
+
+    src: str
+    dst: str
+    relations: Tensor
+    sources: Tensor
+    destinations: Tensor
+    negatives: Tensor
+
+
 _TOLD = 0.6
 """AUC by numbers of edges from which it is said."""
 
@@ -208,7 +228,7 @@ class LinkPrediction:
                 "opposite or a copy of one for val or test; they are left out"] * bool(asked.any())
 
     @cached_property
-    def _splits(self) -> dict[str, np.ndarray]:
+    def splits(self) -> dict[str, np.ndarray]:
         """Positions of each split."""
         held_out = self.held_out
         given = {name: np.arange(len(links.places)) for name, links in self._given.items()}
@@ -244,7 +264,7 @@ class LinkPrediction:
         self._vectors = model.relation if isinstance(model, Linked) else None
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
-        positions = self._splits[split].copy()
+        positions = self.splits[split].copy()
         if owned is not None:
             self._store.check_untimed("workers that own seeds (train.wrapper) go")
             positions = np.array(owned(positions))
@@ -310,25 +330,31 @@ class LinkPrediction:
                 ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
         """Of a worker's edges: scores, those of their negatives (edges, negatives), ranks, and the
         places of their relations."""
-        links, negatives = self._share(step, worker, workers)
-        seeds = self._seeds(links, negatives)
-        scored = []
-        for src, dst, own in self._by_types(links):
-            rows, known = outputs[dst], seeds[dst]
-            left = outputs[src][_places(seeds[src], self._seen(src, links.sources, links, own),
-                                        rows.device)]
+        device, scored = next(iter(outputs.values())).device, []
+        for ends in self.ends(step, worker, workers, device):
+            left, rows = outputs[ends.src][ends.sources], outputs[ends.dst]
             if self._vectors is not None:
-                left = left * self._vectors[move(torch.from_numpy(links.places[own]), rows.device)]
-            right = (left * rows[_places(known, self._seen(dst, links.destinations, links, own),
-                                         rows.device)]).sum(1)
-            others = rows[_places(known, self._seen(dst, negatives, links, own), rows.device)]
-            wrong = (left.unsqueeze(1) * others).sum(2)
+                left = left * self._vectors[ends.relations]
+            right = (left * rows[ends.destinations]).sum(1)
+            wrong = (left.unsqueeze(1) * rows[ends.negatives]).sum(2)
             ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
-                (wrong == right.unsqueeze(1)) & move(torch.as_tensor(
-                    negatives[own] != links.destinations[own, None]), wrong.device)).sum(1)
-            scored.append((right, wrong, ranks, torch.from_numpy(links.places[own])))
+                (wrong == right.unsqueeze(1))
+                & (ends.negatives != ends.destinations.unsqueeze(1))).sum(1)
+            scored.append((right, wrong, ranks, ends.relations))
         right, wrong, ranks, places = map(torch.cat, zip(*scored))
-        return right, wrong, ranks, places.numpy()
+        return right, wrong, ranks, places.cpu().numpy()
+
+    def ends(self, step: Step, worker: int, workers: int, device: torch.device) -> list[LinkEnds]:
+        """A worker's links of a step, on a device, for each pair of node types that are joined."""
+        links, negatives = self._share(step, worker, workers)
+        seeds, found = self._seeds(links, negatives), []
+        for src, dst, own in self._by_types(links):
+            places = (links.places[own], *(
+                np.searchsorted(seeds[ntype], self._seen(ntype, nodes, links, own))
+                for ntype, nodes in ((src, links.sources), (dst, links.destinations),
+                                     (dst, negatives))))
+            found.append(LinkEnds(src, dst, *(move(torch.from_numpy(x), device) for x in places)))
+        return found
 
     def _share(self, step: Step, worker: int, workers: int) -> tuple[Links, np.ndarray]:
         """A worker's edges, and their negative destinations (edges, negatives)."""
@@ -361,7 +387,3 @@ class LinkPrediction:
         """The node types that relations join, with the positions of their links, maybe none."""
         for i, (src, dst) in enumerate(self._types):
             yield src, dst, np.flatnonzero(self._type_of[links.places] == i)
-
-
-def _places(known: np.ndarray, ids: np.ndarray, device: torch.device) -> Tensor:
-    return move(torch.from_numpy(np.searchsorted(known, ids)), device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +12,9 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from dgl_heta import InputError, Partition
+from dgl_heta.tools import LinkStep, share_of
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import Batch, NeighborLoader
-
-
-class _Step(NamedTuple):
-    """Which of the links a step has, how many, and a key for the negative ones."""
-
-    chosen: np.ndarray
-    size: int
-    key: tuple[int, ...]
-    own: bool = False
 
 
 class LinkNeighborLoader(NeighborLoader):
@@ -69,46 +61,44 @@ class LinkNeighborLoader(NeighborLoader):
     def asked(self) -> dict[str, np.ndarray]:
         return {str(self._type): self._links.T}
 
-    def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[_Step]:
+    def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[LinkStep]:
         order = np.arange(self._total)
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
-        starts = range(0, self._total, self._size)
-        return [_Step(order[low:low + self._size], min(self._size, self._total - low),
-                      (*(shuffle or (self._seed,)), low)) for low in starts]
+        return [LinkStep(order[low:low + self._size], (*(shuffle or (self._seed,)), low), "train")
+                for low in range(0, self._total, self._size)]
 
-    def _share(self, step: _Step, worker: int, workers: int) -> tuple[np.ndarray, ...]:
+    def _share(self, step: LinkStep, worker: int, workers: int) -> tuple[np.ndarray, ...]:
         """A worker's links, and the ends of its pairs: first the links', then the negative ones'.
         """
-        own = _own(step.chosen, worker, workers)
-        sources, destinations = self._links[:, own]
-        if self._negative is None:
-            return own, sources, destinations
-        draws, counts = np.random.default_rng(step.key), self.part.store.schema.node_counts
-        shape = ((step.size, int(self._negative.amount)) if self._negative.is_triplet() else
+        own = share_of(step.positions, worker, workers)
+        ends, negative, draws = self._links[:, own], self._negative, np.random.default_rng(step.key)
+        if negative is None:
+            return own, *ends
+        shape = ((step.size, int(negative.amount)) if negative.is_triplet() else
                  (self._pairs(step) - step.size,))
-        if self._negative.is_binary():
-            sources = np.concatenate([sources, _own(
-                draws.integers(0, counts[self._type.src], shape), worker, workers)])
-        others = _own(draws.integers(0, counts[self._type.dst], shape), worker, workers)
-        return own, sources, np.concatenate([destinations, others.ravel()])
+        counts, drawn = self.part.schema.node_counts, []
+        for ntype in [self._type.src] * negative.is_binary() + [self._type.dst]:
+            every = draws.integers(0, counts[ntype], shape)
+            drawn.append(share_of(every, worker, workers).ravel())
+        return own, np.concatenate([ends[0], *drawn[:-1]]), np.concatenate([ends[1], drawn[-1]])
 
-    def _pairs(self, step: _Step) -> int:
+    def _pairs(self, step: LinkStep) -> int:
         """How many losses a step has, over all workers."""
         if self._negative is None or self._negative.is_triplet():
             return step.size
         return step.size + math.ceil(step.size * self._negative.amount)
 
-    def seeds(self, step: _Step, worker: int, workers: int) -> dict[str, np.ndarray]:
+    def seeds(self, step: LinkStep, worker: int, workers: int) -> dict[str, np.ndarray]:
         _, *ends = self._share(step, worker, workers)
         return {t: np.unique(np.concatenate([np.empty(0, np.int64), *(
             nodes for of, nodes in zip((self._type.src, self._type.dst), ends) if of == t)]))
-            for t in self.part.plan.targets}
+            for t in self.part.targets}
 
     def _of_seeds(self, data: Batch, step: Any, ids: Mapping[str, np.ndarray]) -> None:
         part, negative, (src, _, dst) = self.part, self._negative, self._type
         own, *both = self._share(step.step, *part.share(step.step))
-        count, pairs = len(own), self._pairs(step.step)
+        count = len(own)
         source, target = (torch.from_numpy(np.searchsorted(ids[t], ends)).to(part.device)
                           for t, ends in zip((src, dst), both))
         links = data[tuple(self._type)]
@@ -123,18 +113,8 @@ class LinkNeighborLoader(NeighborLoader):
                 label = torch.cat([label, label.new_zeros(len(source) - count, *label.shape[1:])])
             links.edge_label_index, links.edge_label = torch.stack([source, target]), label
 
-        def mean(losses: Tensor, ntype: str | None = None) -> Tensor:
-            if not losses.dim() or len(losses) != len(source):
-                raise InputError(f"{losses.numel()} losses for {len(source)} own links of the "
-                                 "batch; give one for each (reduction='none')")
-            each = losses[:1].numel() if len(losses) else 1
-            return losses.sum() * (part.world.size / max(pairs * each, 1))
-
-        data.__dict__["_mean"] = mean
-
-
-def _own(rows: np.ndarray, worker: int, workers: int) -> np.ndarray:
-    return rows[len(rows) * worker // workers:len(rows) * (worker + 1) // workers]
+        data.__dict__["_mean"] = lambda losses, ntype: step.mean_of(
+            losses, len(source), self._pairs(step.step), "links of the batch")
 
 
 def _links(part: Partition, given: Any) -> tuple[Any, np.ndarray]:

@@ -8,11 +8,11 @@ own seeds and gradients must be those of the merged model.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +20,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dgl_heta import HetaError, Partition
-from dgl_heta.tools import Comm, Place, Proofs
+from dgl_heta.tools import Comm, NotProvedError, Place, Proofs, items_of
 from dgl_heta_pyg.hops import Hops
 from dgl_heta_pyg.relation_edges import RelationEdges
 
-log = logging.getLogger("dgl_heta")
 _CAUSE = "proof"
 Call = Callable[[Any, Any], Any]
 Leaf = tuple[str, Tensor]
-
-
-class _NotProvedError(Exception):
-    """It cannot be proved: on all workers."""
 
 
 class HopProof(Proofs):
@@ -54,16 +49,9 @@ class HopProof(Proofs):
         HetaError
             They differ: on all workers.
         """
-        started, differs = time.perf_counter(), ""
-        try:
-            with evaluating(module), torch.enable_grad():
-                differs = self._compared(module, merged, hops, given)
-            self.proved += 1
-        except _NotProvedError as reason:
-            if self.told is None and self._part.rank == 0:
-                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
-            self.told = self.told or str(reason)
-        self.seconds += time.perf_counter() - started
+        with evaluating(module), torch.enable_grad():
+            differs = self.compared(partial(self._compared, module, merged, hops, given),
+                                    time.perf_counter())
         if differs:
             raise HetaError(
                 f"{type(module).__name__} does not compute on several workers what it computes on "
@@ -79,7 +67,7 @@ class HopProof(Proofs):
         found = _leaves(merged(*_copied(given)))
         kinds = _agreed(group, found, hops)
         if not kinds:
-            raise _NotProvedError(f"{name} returns no rows of seeds")
+            raise NotProvedError(f"{name} returns no rows of seeds")
         ours = _Result(group, module, found, kinds, hops)
         args, kwargs = graph.joined(given)
         # Outside of a merged model its modules compute what they did before.
@@ -91,12 +79,12 @@ class HopProof(Proofs):
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
         if texts := [one for one in group.all_gather_json(text, _CAUSE) if one]:
-            raise _NotProvedError(f"{name} does not run on the edges of all workers ({texts[0]})")
+            raise NotProvedError(f"{name} does not run on the edges of all workers ({texts[0]})")
         differs = self._differs(module, ours, _Result(group, module, plain, kinds, hops))
         if differs:
             again = _Result(group, module, _leaves(merged(*_copied(given))), kinds, hops)
             if any(group.all_gather_json(bool(ours.differs(again)), _CAUSE)):
-                raise _NotProvedError(f"{name} returns other rows each time, in evaluation, too")
+                raise NotProvedError(f"{name} returns other rows each time, in evaluation, too")
         return differs
 
     def _differs(self, module: nn.Module, ours: _Result, plain: _Result) -> str:
@@ -153,18 +141,11 @@ def _agreed(group: Comm, leaves: Mapping[str, Leaf], hops: Hops) -> dict[str, st
             if t in hops.seeds and hops.seeds[t].total}
 
 
-def _leaves(value: Any, key: str = "", named: str = "") -> dict[str, Leaf]:
+def _leaves(value: Any) -> dict[str, Leaf]:
     """The rows in what a model returns, by their places, with the last name on the way."""
-    if isinstance(value, Tensor):
-        return {key: (named, value)} if value.dim() and value.is_floating_point() else {}
-    found: dict[str, Leaf] = {}
-    if isinstance(value, Mapping):
-        for name, x in value.items():
-            found |= _leaves(x, f"{key}['{name}']", str(name))
-    elif isinstance(value, list | tuple):
-        for place, x in enumerate(value):
-            found |= _leaves(x, f"{key}[{place}]", named)
-    return found
+    return {"".join(f"[{key!r}]" for key in path): (
+                next((key for key in reversed(path) if isinstance(key, str)), ""), x)
+            for path, x in items_of(Tensor, value) if x.dim() and x.is_floating_point()}
 
 
 class _Joined:
@@ -256,7 +237,7 @@ class _Joined:
         kind, *others = sorted(set.intersection(*map(set, self._group.all_gather_json(
             fits, _CAUSE)))) or [None]
         if others:
-            raise _NotProvedError(f"an argument of {len(value)} rows may be of {kind} or "
+            raise NotProvedError(f"an argument of {len(value)} rows may be of {kind} or "
                                   f"{others[0]}")
         if kind is None:
             return value

@@ -117,6 +117,9 @@ calls = {
     "gradients of one worker": lambda: torch.autograd.grad(
         model(*(lambda b: (b.x_dict, b.edge_index_dict))(next(iter(loader)))).sum(),
         list(model.parameters())),
+    "other fanouts": lambda: dgl_heta_pyg.NeighborLoader(part, [3, 2 + part.rank], batch_size=6),
+    "other seeds": lambda: dgl_heta_pyg.NeighborLoader(
+        part, [3, 2], ("paper", range(12 + part.rank, 24 + part.rank)), batch_size=6),
     "a last step too small": lambda: dgl_heta_pyg.NeighborLoader(
         part, [3, 2], ("paper", range(13)), batch_size=6),
 }

@@ -7,6 +7,8 @@ import runpy
 import sys
 import warnings
 
+if os.environ.get("DGL_ROLE") == "server":  # dgl-heta launch starts servers, too; PyG has none
+    sys.exit()
 import torch
 
 warnings.simplefilter("ignore")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dgl_heta_pyg import LinkNeighborLoader, NeighborLoader, distribute
+from dgl_heta_pyg import LinkNeighborLoader, NeighborLoader, distribute, open_partition
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NegativeSampling
 
@@ -196,8 +196,21 @@ def test_one_graph_has_types_of_nodes_and_edges(part: dgl_heta.Partition) -> Non
 def test_data_in_memory_is_no_partition(part: dgl_heta.Partition) -> None:
     with pytest.raises(InputError, match="not HeteroData"):
         NeighborLoader(HeteroData(), [3, 2])
-    with pytest.raises(InputError, match="not HeteroData"):
-        distribute(torch.nn.Linear(1, 1), HeteroData())
+    for made in (distribute, dgl_heta.distribute):
+        with pytest.raises(InputError, match="a partition is needed, not HeteroData"):
+            made(torch.nn.Linear(1, 1), HeteroData())
+    for opened in (open_partition, dgl_heta.open_partition):
+        with pytest.raises(InputError, match="a partition is a directory, not HeteroData"):
+            opened(HeteroData())
+
+
+def test_without_other_workers_nothing_of_several_is_opened(store: Store, tmp_path: Path) -> None:
+    write_partition(store, make_plan(store.schema, ["paper"], 2, 2), tmp_path / "part")
+    for opened in (open_partition, dgl_heta.open_partition):
+        with pytest.raises(InputError, match="1 workers were started for 2 partitions"):
+            opened(tmp_path / "part")
+    with pytest.raises(InputError, match="a partition is needed, not PosixPath"):
+        NeighborLoader(tmp_path / "part", [3, 2])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("what", ["metapaths", "cut"])

@@ -36,6 +36,8 @@ SAID = {
     "an older batch": "another batch was read after this one",
     "a batch before backward": "a backward pass through another batch than the last one",
     "gradients of one worker": "torch.autograd.grad returns gradients of one worker",
+    "other fanouts": "worker 1 made a loader with fanouts = [3, 3], worker 0 with [2, 3]; all",
+    "other seeds": "worker 1 made a loader with seeds = other ids, worker 0 with its own; all",
     "a last step too small": "of 13 seeds in steps of 12 the last has 1 for 2 workers",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -230,38 +231,69 @@ def changed(number: int, script: str, part: Path, batch_size: int) -> str:
     return script.replace("SETTINGS", repr(SETTINGS + targets))
 
 
+def losses(command: list[str], files: list[Path]) -> list[list[float]]:
+    """Of scripts and epochs in order: their number, losses and scores, over the workers."""
+    done = subprocess.run([*command, str(Path(__file__).with_name("scripts_worker.py")),
+                           *map(str, files)], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert not done.returncode, done.stderr[:6000]
+    printed = [line.rpartition("] ")[2] for line in done.stdout.splitlines()]
+    lines = np.array([[*map(float, line.split())] for line in printed])
+    # Each worker prints what it has of its own seeds, of which all have as many.
+    return [of.mean(0).tolist() for name in sorted({*lines[:, 0]})
+            for of in [lines[lines[:, 0] == name]]]
+
+
+def of_torchrun(workers: int) -> list[str]:
+    return [warm.python("torch_geometric.nn", "torch_geometric.datasets"), "-m",
+            "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+
+
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[float]]]:
-    """Losses and scores of all scripts' epochs, by the number of workers, over the workers."""
-    place, results = tmp_path_factory.mktemp("scripts"), {}
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Path]]:
+    """The changed scripts, by the number of workers."""
+    place = tmp_path_factory.mktemp("scripts")
     source = academic(papers=120)
     for ntype, width in (("author", 3), ("institution", 2)):
         rows = np.random.default_rng(7).standard_normal((source.node_counts[ntype], width))
         source.node_arrays[ntype] = {"feat": rows}
     write_store(source, place / "store")
-    store = Store(place / "store")
+    store, files = Store(place / "store"), dict[int, list[Path]]()
     for workers in (1, 2):
-        files: list[Path] = []
+        files[workers] = []
         for kind, targets, loop in (("paper", ["paper"], LOOP),
                                     ("links", ["paper", "author"], LINK_LOOP)):
             part = place / f"{kind} {workers}"
             write_partition(store, make_plan(store.schema, targets, 2, workers), part)
             for model in SCRIPTS[kind]:
-                files.append(place / f"{workers}-{len(files)}.py")
-                files[-1].write_text(changed(len(files) - 1, model + loop, part, 24 // workers))
-        done = subprocess.run(
-            [warm.python("torch_geometric.nn", "torch_geometric.datasets"), "-m",
-             "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers),
-             str(Path(__file__).with_name("scripts_worker.py")), *map(str, files)],
-            capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert not done.returncode, done.stderr[:6000]
-        lines = np.array([[*map(float, line.split())] for line in done.stdout.splitlines()])
-        # Each worker prints what it has of its own seeds, of which all have as many.
-        results[workers] = [of.mean(0).tolist() for name in sorted({*lines[:, 0]})
-                            for of in [lines[lines[:, 0] == name]]]
-    return results
+                number = len(files[workers])
+                files[workers].append(place / f"{workers}-{number}.py")
+                files[workers][-1].write_text(changed(number, model + loop, part, 24 // workers))
+    return files
 
 
-def test_scripts_print_the_same(printed: dict[int, list[list[float]]]) -> None:
-    assert len(printed[1]) == 12
-    assert np.abs(np.subtract(printed[1], printed[2])).max() < 1e-10
+@pytest.fixture(scope="module")
+def expected(scripts: dict[int, list[Path]]) -> list[list[float]]:
+    """What they print on one worker."""
+    return losses(of_torchrun(1), scripts[1])
+
+
+def test_scripts_print_the_same(scripts: dict[int, list[Path]], expected: list[list[float]]
+                                ) -> None:
+    assert len(expected) == 12
+    assert np.abs(np.subtract(expected, losses(of_torchrun(2), scripts[2]))).max() < 1e-10
+
+
+@pytest.mark.needs("hosts")
+@pytest.mark.parametrize("chosen", [
+    (0, 2, 5), pytest.param((1, 3, 4), marks=pytest.mark.thorough)], ids=["quick", "thorough"])
+def test_scripts_print_the_same_on_two_hosts(
+        scripts: dict[int, list[Path]], expected: list[list[float]], chosen: tuple[int, ...],
+        tmp_path: Path) -> None:
+    (tmp_path / "parts.json").write_text('{"num_parts": 2}')
+    got = losses([sys.executable, "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config",
+                  str(tmp_path / "parts.json"), "--", "python"],
+                 [scripts[2][number] for number in chosen])
+    wanted = [of for of in expected if of[0] // 2 in chosen]
+    assert len(wanted) == 6
+    assert np.abs(np.subtract(wanted, got)).max() < 1e-10

@@ -1,4 +1,4 @@
-"""A reader of PyG's saved HeteroData: `torch.save(data, "graph.pt")`, read without unpickling."""
+"""A reader of PyG's HeteroData: `torch.save(data, "graph.saved")`, read without unpickling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HeteroData(Reader):
     options = {"target": "", "title": "hetero-data"}
 
     def matches(self, path):
-        return path.suffix == ".pt" and zipfile.is_zipfile(path)
+        return path.suffix == ".saved" and zipfile.is_zipfile(path)
 
     def read(self, path, target, title):
         saved = read_saved(path)

@@ -1,10 +1,10 @@
-"""PyG's `HeteroData`, in memory or saved by `torch.save`. torch_geometric is not needed.
+"""HeteroData, in memory or saved by `torch.save`, as a graph of dgl-heta.
 
-In memory it is asked for `to_dict()`. A saved one is a pickle that names classes of
-torch_geometric; it is walked as data (:mod:`dgl_heta.graph.readers.torch_file`), so nothing in it
-is imported or called. Of a node type `x` becomes `feat` and `y` becomes `label`; `train_idx`,
-`val_idx` or `valid_idx` and `test_idx` become masks; `edge_attr` and other arrays with a row per
-node or edge keep their names. Edges are `edge_index`, or `adj_t` as PyTorch's sparse tensor.
+A saved one is a pickle that names classes; it is read as data (:func:`dgl_heta.read_saved`), so
+nothing in it is imported or called. Of a node type `x` becomes `feat` and `y` becomes `label`;
+`train_idx`, `val_idx` or `valid_idx` and `test_idx` become masks; `edge_attr` and other arrays with
+a row per node or edge keep their names. Edges are `edge_index`, or `adj_t` as PyTorch's sparse
+tensor.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from dgl_heta.errors import InputError, listing, quoted, several
-from dgl_heta.graph.readers.arrays import joined_labels, node_array, node_mask, node_task
-from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
-from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, TRAIN_MASK, EdgeArrays, EdgeSource, GraphSource
+from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, SavedObject, read_saved
+from dgl_heta.tools import MASKS, joined_labels, listing, node_array, node_mask, node_task, quoted
 
 _OF_WHOLE, _NAMES = "_global_store", {"x": "feat", "y": "label"}
 _STORES = ("_node_store_dict", "_edge_store_dict")
@@ -40,8 +39,7 @@ def read_hetero_data(data: Any, name: str, target: str | None = None,
     name : name of the graph.
     target : node type to predict; default: the only one with `y` and `train_mask`.
     num_classes : default: the largest label plus one.
-    kind : of the task: classification, multilabel or regression; default: what follows from `y`
-        (:func:`dgl_heta.graph.readers.arrays.node_task`).
+    kind : of the task: classification, multilabel or regression; default: what follows from `y`.
     unlabelled : a value of `y` that stands for no label, besides NaN.
     fold : which column of masks that have several (nodes, folds), from 0.
 
@@ -51,35 +49,52 @@ def read_hetero_data(data: Any, name: str, target: str | None = None,
         It is something else, a type without a number of nodes, arrays that do not fit, masks of
         several folds where none is chosen.
     """
-    stores = data if isinstance(data, Mapping) else _asked(data)
-    return _source(stores, name, target, num_classes, kind, unlabelled, fold)
+    if not isinstance(data, Mapping):
+        if not all(hasattr(data, each) for each in ("to_dict", "node_types", "edge_types")):
+            raise InputError(f"{type(data).__module__}.{type(data).__name__} is no HeteroData of "
+                             "torch_geometric; give one, or a dict as its to_dict() makes it")
+        data = data.to_dict()
+    nodes, ends = _types(data)
+    notes: list[str] = []
+    edges: dict[Relation, Any] = {}
+    edge_arrays: dict[Relation, dict[str, np.ndarray]] = {}
+    for relation, arrays in ends.items():
+        edges[relation] = _edges(relation, arrays)
+        if kept := _arrays(arrays, edges[relation].num_edges, str(relation), notes,
+                           {"edge_index", "adj_t"}):
+            edge_arrays[relation] = kept
+    if fold is not None and not any(_folds(arrays.get(m)) for arrays in nodes.values()
+                                    for m in MASKS):
+        raise InputError(f"fold is {fold}, but no mask has several columns; leave it out")
+    counts, node_arrays = {t: _count(t, arrays) for t, arrays in nodes.items()}, {}
+    for ntype, arrays in nodes.items():
+        _take_fold(ntype, arrays, counts[ntype], fold)
+        _make_masks(ntype, arrays, counts[ntype])
+        readable = _arrays(arrays, counts[ntype], ntype, notes, {"num_nodes", *_SPLITS})
+        if {"x", "feat"} <= set(readable) or {"y", "label"} <= set(readable):
+            raise InputError(f"node type '{ntype}' has x and feat, or y and label; leave one out")
+        named = {_NAMES.get(key, key): array for key, array in readable.items()}
+        node_arrays[ntype] = {key: node_array(key, array, ntype, counts[ntype])
+                              for key, array in named.items()}
+    labelled = [t for t, of in node_arrays.items() if {"label", MASKS[0]} <= set(of)]
+    chosen = target or (labelled[0] if len(labelled) == 1 else None)
+    info: dict[str, Any] = {"format": "PyG HeteroData", **({"not kept": notes} if notes else {})}
+    task = None if chosen is None else node_task(chosen, num_classes, "label", node_arrays, counts,
+                                                 kind, unlabelled, info)
+    return GraphSource(name, counts, edges, node_arrays, task, info, edge_arrays).without_empty()
 
 
-def read_saved_hetero_data(path: Path, target: str | None = None, num_classes: int | None = None,
-                           kind: str | None = None, unlabelled: float | None = None,
-                           fold: int | None = None) -> GraphSource:
+def read_saved_hetero_data(path: Path, **options: Any) -> GraphSource:
     """Describe a file of `torch.save(data)`, of `torch.save(data.to_dict())`, or the
-    `processed/data.pt` of a PyG data set with one graph.
+    `processed/data.pt` of a PyG data set with one graph; options are as of
+    :func:`read_hetero_data`.
 
     Raises
     ------
     InputError
         It is something else, or as :func:`read_hetero_data`.
     """
-    return _source(_stores(read_saved(path), path), path.stem, target, num_classes, kind,
-                   unlabelled, fold)
-
-
-def _asked(data: Any) -> Mapping[Any, Any]:
-    if not all(hasattr(data, name) for name in ("to_dict", "node_types", "edge_types")):
-        raise InputError(f"{type(data).__module__}.{type(data).__name__} is no HeteroData of "
-                         "torch_geometric; give one, or a dict as its to_dict() makes it")
-    stores: Mapping[Any, Any] = data.to_dict()
-    return stores
-
-
-def _stores(saved: Any, path: Path) -> Mapping[Any, Any]:
-    """The arrays of all types, from what a file describes."""
+    saved = read_saved(path)
     if isinstance(saved, tuple | list) and saved:
         # Of a data set: the graph's dict, None or where its graphs begin, its class.
         graphs = [item for item in saved if isinstance(item, dict) or _is_graph(item)]
@@ -88,21 +103,20 @@ def _stores(saved: Any, path: Path) -> Mapping[Any, Any]:
                              "save the one to train on, by torch.save(dataset[0], FILE)")
         saved = saved[0]
     if isinstance(saved, dict):
-        return saved
+        return read_hetero_data(saved, path.stem, **options)
     if not _is_graph(saved):
         what = saved.kind if isinstance(saved, SavedObject) else type(saved).__name__
         raise InputError(f"{path} holds {quoted(what, 80)}, no HeteroData; save one by torch.save("
                          "data.to_dict(), FILE); a Data becomes one by to_heterogeneous()")
     stores = {}
-    for part in _STORES:
-        for key, store in saved.state[part].items():
-            inner = store.state if isinstance(store, SavedObject) else store
-            mapping = inner.get("_mapping") if isinstance(inner, dict) else None
-            if not isinstance(mapping, dict):
-                raise InputError(f"{path}: what it holds of {quoted(key, 80)} is not known here; "
-                                 "save it by torch.save(data.to_dict(), FILE)")
-            stores[key] = mapping
-    return stores
+    for key, store in (item for part in _STORES for item in saved.state[part].items()):
+        inner = store.state if isinstance(store, SavedObject) else store
+        mapping = inner.get("_mapping") if isinstance(inner, dict) else None
+        if not isinstance(mapping, dict):
+            raise InputError(f"{path}: what it holds of {quoted(key, 80)} is not known here; "
+                             "save it by torch.save(data.to_dict(), FILE)")
+        stores[key] = mapping
+    return read_hetero_data(stores, path.stem, **options)
 
 
 def _is_graph(saved: Any) -> bool:
@@ -111,61 +125,43 @@ def _is_graph(saved: Any) -> bool:
             and all(isinstance(saved.state.get(part), dict) for part in _STORES))
 
 
-def _source(stores: Mapping[Any, Any], name: str, target: str | None, num_classes: int | None,
-            kind: str | None, unlabelled: float | None, fold: int | None) -> GraphSource:
-    notes: list[str] = []
+def _types(stores: Mapping[Any, Any]
+           ) -> tuple[dict[str, dict[str, Any]], dict[Relation, dict[str, Any]]]:
+    """Arrays of node types, of those that edges alone name, too, and of relations."""
     nodes: dict[str, dict[str, Any]] = {}
     ends: dict[Relation, dict[str, Any]] = {}
     for key, arrays in stores.items():
-        if key == _OF_WHOLE or (isinstance(key, str) and not isinstance(arrays, Mapping)):
+        whole = isinstance(arrays, Mapping)
+        if key == _OF_WHOLE or (isinstance(key, str) and not whole):
             continue
-        if isinstance(key, str) and isinstance(arrays, Mapping):
+        if isinstance(key, str):
             nodes[key] = dict(arrays)
         elif (isinstance(key, tuple) and len(key) == 3 and all(isinstance(k, str) for k in key)
-              and isinstance(arrays, Mapping)):
+              and whole):
             ends[Relation(*key)] = dict(arrays)
         else:
             raise InputError(f"{quoted(key, 80)} is neither a node type nor an edge type with its "
                              "arrays; a HeteroData, or its to_dict(), has nothing else")
     if not ends:
         raise InputError("it has no edge types; a HeteroData has some, with edge_index")
-    edges: dict[Relation, EdgeSource] = {}
-    edge_arrays: dict[Relation, dict[str, np.ndarray]] = {}
-    for relation, arrays in ends.items():
-        edges[relation] = _edges(relation, arrays)
-        if kept := _arrays(arrays, edges[relation].num_edges, str(relation), notes,
-                           {"edge_index", "adj_t"}):
-            edge_arrays[relation] = kept
-    counts = {t: _count(t, nodes.get(t, {})) for t in dict.fromkeys(
-        [*nodes, *(t for r in ends for t in (r.src, r.dst))])}
-    if fold is not None and not any(_folds(arrays.get(m)) for arrays in nodes.values()
-                                    for m in MASKS):
-        raise InputError(f"fold is {fold}, but no mask has several columns; leave it out")
-    node_arrays = {}
-    for ntype, arrays in nodes.items():
-        _make_masks(ntype, arrays, counts[ntype], fold)
-        readable = _arrays(arrays, counts[ntype], ntype, notes, {"num_nodes", *_SPLITS})
-        if {"x", "feat"} <= set(readable) or {"y", "label"} <= set(readable):
-            raise InputError(f"node type '{ntype}' has x and feat, or y and label; leave one out")
-        node_arrays[ntype] = {_NAMES.get(k, k): node_array(_NAMES.get(k, k), a, ntype,
-                                                           counts[ntype])
-                              for k, a in readable.items()}
-    labelled = [t for t, arrays in node_arrays.items() if "label" in arrays
-                and TRAIN_MASK in arrays]
-    chosen = target or (labelled[0] if len(labelled) == 1 else None)
-    info: dict[str, Any] = {"format": "PyG HeteroData", **({"not kept": notes} if notes else {})}
-    task = None if chosen is None else node_task(chosen, num_classes, "label", node_arrays, counts,
-                                                 kind, unlabelled, info)
-    return GraphSource(name, counts, edges, node_arrays, task, info, edge_arrays).without_empty()
+    for relation in ends:
+        for ntype in (relation.src, relation.dst):
+            nodes.setdefault(ntype, {})
+    return nodes, ends
 
 
 def _edges(relation: Relation, arrays: dict[str, Any]) -> EdgeArrays:
     """The edges of a type; weights that `adj_t` has become its `edge_weight`."""
     if "edge_index" not in arrays and "adj_t" in arrays:
-        edges, weights = _adjacency(relation, arrays["adj_t"])
+        matrix = _sparse(arrays["adj_t"])
+        if matrix is None:
+            raise InputError(f"adj_t of '{relation}' is no sparse tensor of PyTorch (COO, CSR or "
+                             "CSC); of torch_sparse's SparseTensor give edges as edge_index: row, "
+                             "col, _ = adj_t.coo(); edge_index = torch.stack([col, row])")
+        (rows, columns), weights = matrix._indices().numpy(), matrix._values().numpy()
         if not (weights == 1).all():
             arrays.setdefault("edge_weight", weights)
-        return edges
+        return EdgeArrays(columns, rows)
     if "edge_index" not in arrays:
         raise InputError(f"edge type '{relation}' has no edge_index, but {listing(arrays)}; give "
                          "edges as edge_index (2, edges), or as adj_t")
@@ -179,58 +175,42 @@ def _edges(relation: Relation, arrays: dict[str, Any]) -> EdgeArrays:
     return EdgeArrays(ends[0], ends[1])
 
 
-def _adjacency(relation: Relation, matrix: Any) -> tuple[EdgeArrays, np.ndarray]:
-    """The edges and their weights of a sparse tensor, destinations by sources."""
-    layout, parts = _sparse(matrix)
-    tensors = [array for part in parts if (array := _array(part)) is not None]
-    if layout == "torch.sparse_coo" and len(tensors) == 2:
-        ends, weights = tensors
-        if ends.ndim == 2 and ends.shape == (2, len(weights)):
-            return EdgeArrays(ends[1], ends[0]), weights
-    elif len(tensors) == 3:
-        pointers, others, weights = tensors
-        degrees = np.diff(pointers)
-        if (pointers.ndim == others.ndim == 1 and len(pointers) and pointers[0] == 0
-                and (degrees >= 0).all() and degrees.sum() == len(others) == len(weights)):
-            rows = np.repeat(np.arange(len(degrees)), degrees)
-            return (EdgeArrays(others, rows) if layout == "torch.sparse_csr"
-                    else EdgeArrays(rows, others)), weights
-    raise InputError(f"adj_t of '{relation}' is no sparse tensor of PyTorch (COO, CSR or CSC); of "
-                     "torch_sparse's SparseTensor give edges as edge_index: row, col, _ = "
-                     "adj_t.coo(); edge_index = torch.stack([col, row])")
-
-
-def _sparse(matrix: Any) -> tuple[str, tuple[Any, ...]]:
-    """The layout of a sparse tensor, in memory or saved, and the tensors that it is made of."""
+def _sparse(matrix: Any) -> Tensor | None:
+    """A sparse tensor of two dimensions, in memory or saved, by its coordinates; None for anything
+    else."""
     if isinstance(matrix, SavedObject) and matrix.kind == "torch._utils._rebuild_sparse_tensor":
-        layout, parts = matrix.arguments
-        return layout.arguments[0], parts[:2] if layout.arguments[0] == "torch.sparse_coo" else (
-            parts[:3])
-    layout = str(getattr(matrix, "layout", ""))
-    if layout == "torch.sparse_coo":
-        return layout, (matrix._indices(), matrix._values())
-    if layout == "torch.sparse_csr":
-        return layout, (matrix.crow_indices(), matrix.col_indices(), matrix.values())
-    if layout == "torch.sparse_csc":
-        return layout, (matrix.ccol_indices(), matrix.row_indices(), matrix.values())
-    return "", ()
+        try:
+            layout, parts = matrix.arguments
+            kind = getattr(torch, layout.arguments[0].removeprefix("torch."))
+            count = 2 if kind == torch.sparse_coo else 3
+            given: list[Any] = [*(torch.from_numpy(np.array(part)) for part in parts[:count]),
+                                *parts[count].arguments]
+            matrix = (torch.sparse_coo_tensor(*given, check_invariants=True)
+                      if kind == torch.sparse_coo else torch.sparse_compressed_tensor(
+                          *given, layout=kind, check_invariants=True))
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+            return None  # its parts are not as torch writes them, or do not fit
+    layouts = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
+    if not isinstance(matrix, Tensor) or matrix.layout not in layouts or matrix.dim() != 2:
+        return None
+    return matrix.detach().cpu().to_sparse_coo()
 
 
 def _count(ntype: str, arrays: Mapping[str, Any]) -> int:
     """Nodes of a type: as it says, or as many as its arrays have rows, those first that PyG counts.
     """
     if (said := arrays.get("num_nodes")) is not None:
-        if (count := _whole(said)) is None:
+        number = np.asarray(said) if isinstance(said, int | float | np.generic) else _array(said)
+        if number is None or number.size != 1 or number.dtype == np.bool_ or not (
+                0 <= number.item() < 2**63 and number.item() == int(number.item())):
             raise InputError(f"num_nodes of node type '{ntype}' is {quoted(said, 80)}; it must be "
                              "a whole number, 0 or more")
-        return count
+        return int(number.item())
     rows = {key: len(array) for key, value in arrays.items()
             if key not in _SPLITS and (array := _array(value)) is not None and array.ndim}
-    for key, count in rows.items():
-        if key in _COUNTING or "node" in key:
-            return count
-    if len(set(rows.values())) == 1:
-        return next(iter(rows.values()))
+    counting = [count for key, count in rows.items() if key in _COUNTING or "node" in key]
+    if counting or len(set(rows.values())) == 1:
+        return [*counting, *rows.values()][0]
     if rows:
         raise InputError(f"node type '{ntype}' has no num_nodes, and its arrays have different "
                          f"numbers of rows ({listing(f'{k} {n}' for k, n in rows.items())}); set "
@@ -239,19 +219,8 @@ def _count(ntype: str, arrays: Mapping[str, Any]) -> int:
                      f"that nobody knows how many nodes it has; set data['{ntype}'].num_nodes")
 
 
-def _whole(value: Any) -> int | None:
-    """A number of nodes, whatever it is written as; None for anything else."""
-    array = np.asarray(value) if isinstance(value, int | float | np.generic) else _array(value)
-    if array is None or array.size != 1 or array.dtype.kind not in "iuf":
-        return None
-    number = array.reshape(()).item()
-    return int(number) if 0 <= number < 2**63 and number == int(number) else None
-
-
-def _make_masks(ntype: str, arrays: dict[str, Any], count: int, fold: int | None) -> None:
-    """Turn ids of a split and masks of several folds into masks, and labels of such ids into `y`.
-    """
-    _take_fold(ntype, arrays, count, fold)
+def _make_masks(ntype: str, arrays: dict[str, Any], count: int) -> None:
+    """Turn ids of a split into masks, and labels of such ids into `y`."""
     labelled: list[tuple[np.ndarray, np.ndarray]] = []
     for name, split in _SPLITS.items():
         if name not in arrays:
@@ -273,7 +242,7 @@ def _make_masks(ntype: str, arrays: dict[str, Any], count: int, fold: int | None
             continue
         if values.ndim == 0 or len(values) != len(ids) or ids.dtype == np.bool_:
             raise InputError(f"{own} of node type '{ntype}' has shape {values.shape}; it must have "
-                             f"a label for each of {several(len(ids), 'id')} in {name}")
+                             f"a label for each of {len(ids)} ids in {name}")
         labelled.append((ids, values))
     if labelled:
         arrays["y"] = joined_labels(labelled, count, f"labels of node type '{ntype}'")
@@ -293,10 +262,9 @@ def _take_fold(ntype: str, arrays: dict[str, Any], count: int, fold: int | None)
                     + f": fold=0 … {folds - 1} (data.pt:fold=0, read_hetero_data(…, fold=0))")
             arrays[name] = mask[:, fold]
         elif len(mask) != count and mask.dtype.kind in "iu":
-            raise InputError(f"{name} of node type '{ntype}' has {several(len(mask), 'row')} for "
-                             f"{several(count, 'node')}; if these are ids of nodes, call it "
+            raise InputError(f"{name} of node type '{ntype}' has {len(mask)} rows for {count} "
+                             f"nodes; if these are ids of nodes, call it "
                              f"{name.replace('mask', 'idx')}")
-
 
 
 def _folds(mask: Any) -> int:
@@ -329,9 +297,9 @@ def _array(value: Any) -> np.ndarray | None:
     if isinstance(value, SavedObject) and value.kind == "torch._tensor._rebuild_from_type_v2":
         state = value.arguments[3]  # of a subclass of Tensor, such as PyG's EdgeIndex
         value = state.get("_data") if isinstance(state, dict) else None
-    if hasattr(value, "detach") and hasattr(value, "cpu") and hasattr(value, "numpy"):
-        if str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
             return None
         value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return value if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None
