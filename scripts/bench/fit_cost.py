@@ -304,7 +304,7 @@ def main() -> None:
     held_out: dict[str, list[dict[str, Any]]] = {"counted": [], "expected": []}
     graphs = {one.key[0]: None for one in measured}
     if len(graphs) < 2:
-        sys.exit("error: one graph is measured; errors are of a graph that is held out, so give two")
+        sys.exit("error: only one graph is measured; errors are of one that is held out: give two")
     for graph in graphs:
         rest = fit([one for one in measured if one.key[0] != graph])
         for name, of in zip(held_out, ("load", "expected")):
