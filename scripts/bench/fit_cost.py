@@ -17,7 +17,8 @@ are told for work that is counted, as `plan` does where a graph has edges, and f
 expected from a schema's counts alone. Those of bytes are of what the hosts sent on their links,
 METIS's cut counted. Seconds are of the host that took most.
 
-What is in FILE is not measured again; with `--score COEFFICIENTS` nothing is fitted, and
+The parts of heta-exact are made first: what METIS's parts should do is counted on their store. What
+is in FILE is not measured again; with `--score COEFFICIENTS` nothing is fitted, and
 measurements are compared with what those say. Needs root for emulated hosts.
 """
 
@@ -301,7 +302,10 @@ def main() -> None:
         print(report(score(measured, Coefficients.load(args.score))))
         return
     held_out: dict[str, list[dict[str, Any]]] = {"counted": [], "expected": []}
-    for graph in dict.fromkeys(one.key[0] for one in measured):
+    graphs = {one.key[0]: None for one in measured}
+    if len(graphs) < 2:
+        sys.exit("error: only one graph is measured; errors are of one that is held out: give two")
+    for graph in graphs:
         rest = fit([one for one in measured if one.key[0] != graph])
         for name, of in zip(held_out, ("load", "expected")):
             held_out[name] += score([m for m in measured if m.key[0] == graph], rest, of)
