@@ -324,10 +324,10 @@ class LinkPrediction:
         tally = tallies["links"]
         assert isinstance(tally, RankTally)
         _, _, ranks, places = self._scores(outputs, step, worker, workers)
-        tally.add(ranks.cpu().numpy(), places)
+        tally.add(ranks.cpu().numpy(), places.cpu().numpy())
 
     def _scores(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
-                ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+                ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of a worker's edges: scores, those of their negatives (edges, negatives), ranks, and the
         places of their relations."""
         device, scored = next(iter(outputs.values())).device, []
@@ -342,7 +342,7 @@ class LinkPrediction:
                 & (ends.negatives != ends.destinations.unsqueeze(1))).sum(1)
             scored.append((right, wrong, ranks, ends.relations))
         right, wrong, ranks, places = map(torch.cat, zip(*scored))
-        return right, wrong, ranks, places.cpu().numpy()
+        return right, wrong, ranks, places
 
     def ends(self, step: Step, worker: int, workers: int, device: torch.device) -> list[LinkEnds]:
         """A worker's links of a step, on a device, for each pair of node types that are joined."""
