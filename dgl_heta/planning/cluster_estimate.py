@@ -86,7 +86,12 @@ class Coefficients(_File):
     def load(cls, path: str | Path | None = None) -> Coefficients:
         """From a file of fit_cost.py; default: those that dgl-heta comes with."""
         path = Path(path or Path(__file__).with_name("coefficients.json"))
-        read = _read(cls, read_json(path, "coefficients"), f"coefficients {path}")
+        data = read_json(path, "coefficients")
+        seconds = data.get("seconds") if isinstance(data, dict) else None
+        if isinstance(seconds, dict) and "step" in seconds:
+            raise InputError(f"coefficients {path}: an earlier release wrote them, with the same "
+                             "seconds for all systems; make them again by scripts/bench/fit_cost.py")
+        read = _read(cls, data, f"coefficients {path}")
         units = {name for model in MODELS for name in names(model).values()}
         if {*read.seconds} != {*SYSTEMS} or any(
                 {*of} != units or min(of.values()) < 0 for of in read.seconds.values()):

@@ -169,8 +169,8 @@ def find_reader(path: Path | str, registry: Plugins) -> Reader | None:
                          f"{listing(f'{p.name} of {p.source}' for p in guests)}; uninstall one")
     if not matching:
         if here and not isinstance(path, str) and path.suffix in (".pt", ".pth") and path.is_file():
-            raise InputError(f"no reader knows what torch.save wrote to {path}; HeteroData of PyG "
-                             f"is read by a plugin{to_install('reader', 'pyg')}")
+            raise InputError(f"no reader knows what torch.save wrote to {path}; there is one of "
+                             f"PyG's HeteroData{to_install('reader', 'pyg')}")
         return None
     reader: Reader = registry.get("reader", (guests or matching)[0].name)
     return reader
