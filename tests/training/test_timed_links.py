@@ -213,3 +213,29 @@ def test_what_shows_a_link_from_its_time_on_is_not_seen(tmp_path: Path) -> None:
                   * timed)]).summary["test_acc"]
     assert found[False] > 0.6
     assert found[True] == pytest.approx(0.17, abs=0.06)  # mean reciprocal rank by chance, of 21
+
+
+def test_what_gives_links_away_is_said(tmp_path: Path) -> None:
+    """Relations with links but not their times, and destinations that are new with their link."""
+    source = shop(5)
+    del source.times[BOUGHT]
+    for name in ("reverse=none", ""):  # a whole copy that is left in; a part, which is not found
+        wishes = [name] if name else []
+        if not name:
+            keep = np.arange(source.edges[BOUGHT].num_edges) % 4 == 0
+            source.edges[BOUGHT] = EdgeArrays(*(ends[keep] for ends in (
+                source.edges[BOUGHT].src, source.edges[BOUGHT].dst)))
+        (said,) = task_of(source, tmp_path, "relation=buys", *wishes).notes
+        assert "links are shown before they are there: " in said
+        assert "of 'user buys item' in 'item bought user'" in said
+    assert not task_of(shop(5), tmp_path, "relation=buys", "reverse=none").notes
+    table = tmp_path / "links.csv"
+    source = shop(5)
+    of = source.edges[PLACES]
+    table.write_text("\n".join(["src,dst,time", *(
+        f"user {user},{order},{source.times['order'][order]}"
+        for user, order in zip(of.src, of.dst))]))
+    for wishes in ([], [f"table={table}"]):
+        (said,) = task_of(source, tmp_path, "relation=places", *wishes).notes
+        assert "many destinations of 'user places order' begin with their links, which" in said
+    assert not task_of(source, tmp_path, "relation=of").notes

@@ -27,10 +27,13 @@ from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.given_links import Links, read_links
 from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
 from dgl_heta.training.tasks.timed_links import (
+    TOLD,
     EdgeTimes,
     Present,
+    new_ends,
     older_copies,
     read_timed_links,
+    shown_early,
 )
 from dgl_heta.training.tasks.timed_seeds import split_by_time
 
@@ -132,8 +135,6 @@ class LinkEnds(NamedTuple):
     negatives: Tensor
 
 
-_TOLD = 0.6
-"""AUC by numbers of edges from which it is said."""
 
 
 class LinkPrediction:
@@ -192,7 +193,9 @@ class LinkPrediction:
         ) if self._in_graph else ([], [])
         if self._timed:
             return HeldOut((), 0.0, from_rows=older_copies(self._store, groups)), [
-                note for each in self._in_graph.values() for note in each.timeless()]
+                *(note for each in self._in_graph.values() for note in each.timeless()),
+                *shown_early(self._store, [*self._in_graph], groups),
+                *new_ends(self._in_graph, self._present, self.relations, self._given)]
         held_out = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
                         [edges for split in ("val", "test") if split in self._given
                          for _, edges in self._given[split].by_relation(self.relations)])
@@ -207,7 +210,7 @@ class LinkPrediction:
             of_links = np.append((edges * numbers)[1:], 0) / max((edges * numbers).sum(), 1)
             drawn = edges / max(edges.sum(), 1)
             fewer = float((of_links * (1 - np.cumsum(drawn) + drawn / 2)).sum())
-            if fewer > _TOLD:
+            if fewer > TOLD:
                 notes.append(
                     f"destinations of '{relation}' have much the same number of its edges, so the "
                     f"one that is left out tells a link from others (AUC {fewer:.2f} by it alone): "

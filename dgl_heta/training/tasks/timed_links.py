@@ -7,7 +7,7 @@ they are; samplers go by the row, too, where a relation has such links.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from dgl_heta.graph.readers.times import seconds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import ALWAYS
 from dgl_heta.sampling.held_out import SameLinks
+from dgl_heta.sampling.same_links import MOST, NOTED, Overlap, overlaps, said
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import edge_ends
@@ -26,6 +27,8 @@ from dgl_heta.training.tasks.given_links import Links, link_ends
 from dgl_heta.training.tasks.timed_seeds import check_seeds, seed_files, split_by_time, split_of
 
 _PIECE = 2**22  # edges
+TOLD = 0.6
+"""AUC by numbers of edges, or by what is new, from which it is said."""
 _COLUMNS = ["src", "dst", "time"]
 
 
@@ -99,6 +102,13 @@ class EdgeTimes:
         rows, stored = self._at(positions, ends)
         return *ends, np.maximum(rows, stored)
 
+    def some(self) -> Links:
+        """At most :data:`MOST` edges, drawn evenly; their relation is at place 0."""
+        edges = len(self._csc.indices)
+        chosen = (np.arange(edges) if edges <= MOST else
+                  np.random.default_rng(0).integers(0, edges, MOST))
+        return Links(np.zeros(len(chosen), np.int64), *self.at(chosen))
+
     def _pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Of some edges after the other the times of the ends' rows, and those of the store."""
         edges = len(self._csc.indices)
@@ -136,6 +146,21 @@ def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
     return found
 
 
+def shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[SameLinks]
+                ) -> list[str]:
+    """A line where relations that are in no group have some of the links, but not their times."""
+    together = {relation for group in groups for relation in group.relations}
+
+    def early(each: Overlap) -> bool:
+        times = EdgeTimes(store, each.other)
+        return not times.own() and (times.older() or EdgeTimes(store, each.relation).own())
+
+    return said("links are shown before they are there", (
+        each for each in (overlaps(store, relations) if relations else ())
+        if each.other not in together and each.above_chance >= NOTED and early(each)),
+        "write the store with the times of such relations, or without them")
+
+
 class Present:
     """The nodes of a type that are there at a time: the first ones of an order."""
 
@@ -150,6 +175,34 @@ class Present:
         return (np.full(len(times), self._count) if self._times is None else
                 np.searchsorted(self._times, times, side="right"))
 
+    def newer(self, nodes: np.ndarray, times: np.ndarray) -> float:
+        """The AUC by which nodes at some times are told from others by rows that are of this time.
+        """
+        if self._order is None or not (dated := times != ALWAYS).any():
+            return 0.5
+        rows = np.empty_like(self._times)
+        rows[self._order] = self._times
+        at, new = times[dated], (rows[nodes] == times)[dated]
+        others = 1 - self.counts(at - 1) / self.counts(at)  # share of them that is as new
+        return float((new + 1 - others).mean() / 2)
+
     def nodes(self, places: np.ndarray) -> np.ndarray:
         """The nodes of some places in the order."""
         return places if self._order is None else self._order[places]
+
+
+def new_ends(in_graph: Mapping[Relation, EdgeTimes], present: Mapping[str, Present],
+             relations: Sequence[Relation], given: Mapping[str, Links]) -> list[str]:
+    """Lines where a destination that is new with its link is told from others by that alone."""
+    notes = []
+    for i, relation in enumerate(relations):
+        parts = [links.at(links.places == i) for links in given.values()] or [
+            in_graph[relation].some()]
+        alone = present[relation.dst].newer(*map(np.concatenate, zip(*(
+            (links.destinations, links.times) for links in parts))))
+        if alone > TOLD:
+            notes.append(
+                f"many destinations of '{relation}' begin with their links, which tells them from "
+                f"others (AUC {alone:.2f} by it alone): a score beyond chance may be that; predict "
+                "the other direction")
+    return notes
