@@ -6,7 +6,8 @@ written, and under RAF on many, because the merge over relations is a :class:`Cr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,14 +74,16 @@ class HGNNLayer(nn.Module):
         """A method for one relation that is defined anew stands for its inherited plural, too, and
         the other way round."""
         super().__init_subclass__()
-        if {"score", "attend", "score_all", "attend_all"} & {*vars(cls)} and (
-                "attends_across" not in vars(cls)):
+        ways = {"score", "attend", "score_all", "attend_all", "attends_across"}
+        if "attends_across" not in _nearest(cls, ways):
             cls.attends_across = HGNNLayer.attends_across  # type: ignore[method-assign]
         for name in ("aggregate", "score", "attend"):
-            if name in vars(cls) and f"{name}_all" not in vars(cls):
-                setattr(cls, f"{name}_all", vars(HGNNLayer)[f"{name}_all"])
-            elif f"{name}_all" in vars(cls) and name not in vars(cls):
-                setattr(cls, name, _of_one(vars(cls)[f"{name}_all"]))
+            of_all = f"{name}_all"
+            defined = _nearest(cls, {name, of_all})  # by the class, or by one that it mixes in
+            if of_all not in defined:
+                setattr(cls, of_all, vars(HGNNLayer)[of_all])
+            elif name not in defined:
+                setattr(cls, name, _of_one(defined[of_all]))
 
     def aggregate(self, edges: Edges) -> Tensor:
         """AGG_r: (edges.num_rows, width). It must depend on its relation alone."""
@@ -204,6 +207,19 @@ def _check_shapes(views: Sequence[Edges], values: Sequence[Tensor], width: int) 
                 f"that the layer gives HGNNLayer ({width})")
 
 
+def _nearest(kind: type, names: Collection[str]) -> Mapping[str, Any]:
+    """What the first class defines, in the order of resolution, that defines one of these names."""
+    return next(vars(one) for one in kind.__mro__ if any(name in vars(one) for name in names))
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a Linear, neither exchanged, normalised nor watched, so that its
+    weights may be multiplied without calling it."""
+    return type(module) is nn.Linear and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+        or module._backward_pre_hooks or "forward" in vars(module))
+
+
 def _of_one(of_all: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
     """A layer's method for one relation, from that for several."""
     def method(self: HGNNLayer, edges: Edges, *of_edges: Tensor) -> Tensor:
@@ -234,8 +250,8 @@ class HGNN(nn.Module):
         if slot(ntype) not in self.project:
             return rows
         linear = self.project[slot(ntype)]
-        if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
-            return linear(rows)  # it was exchanged, or is normalised or watched when it is called
+        if not is_linear(linear):
+            return linear(rows)
         # Not linear(rows), whose gradient of a narrow weight takes PyTorch six times as long.
         return kernel_in_use().project([rows], [linear.weight.t()], [linear.bias])[0]
 

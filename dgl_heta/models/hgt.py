@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dgl_heta.models.hgnn import HGNNLayer
+from dgl_heta.errors import InputError
+from dgl_heta.models.hgnn import HGNNLayer, is_linear
 from dgl_heta.models.relations import Relations
 from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
@@ -55,8 +56,11 @@ class HGTLayer(HGNNLayer):
 
     def attends_across(self, relations: Relations) -> bool:
         """Return whether keys and values of all source rows are the shorter way for the block, or
-        the products of queries and of sums that :meth:`score_all` and :meth:`attend_all` take."""
+        the products of queries and of sums that :meth:`score_all` and :meth:`attend_all` take,
+        which is for plain linear layers alone."""
         sources = {edges.relation.src: len(edges.source) for edges in relations}
+        if not all(map(self._is_plain, sources)):
+            return True
         return relations.by_cost and attended_before(
             sum(sources.values()), sum(edges.num_edges for edges in relations),
             sum(min(edges.num_rows, edges.num_edges) for edges in relations),
@@ -68,9 +72,12 @@ class HGTLayer(HGNNLayer):
             ntype = edges.relation.src
             if ntype not in edges.products:
                 both = self.keys[slot(ntype)], self.values[slot(ntype)]
-                (rows,) = kernel_in_use().project(
-                    [edges.source], [torch.cat([linear.weight for linear in both]).t()],
-                    [torch.cat([linear.bias for linear in both])])
+                if self._is_plain(ntype):
+                    (rows,) = kernel_in_use().project(
+                        [edges.source], [torch.cat([linear.weight for linear in both]).t()],
+                        [torch.cat([linear.bias for linear in both])])
+                else:
+                    rows = torch.cat([linear(edges.source) for linear in both], 1)
                 edges.products[ntype] = rows.view(len(rows), 2, self.heads, self._each)
             products.append(edges.products[ntype])
         queries = self.queries[slot(relations[0].relation.dst)](relations.destination)
@@ -100,6 +107,11 @@ class HGTLayer(HGNNLayer):
         return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
                            relations.matmul(totals, of_totals))
 
+    def _is_plain(self, ntype: str) -> bool:
+        """Return whether keys and values of a type are what their weights and biases say."""
+        return all(is_linear(linear) and linear.bias is not None
+                   for linear in (self.keys[slot(ntype)], self.values[slot(ntype)]))
+
     def _attention(self, relations: Relations) -> Tensor:
         """A_e μ_r / √d of each relation, (relations, heads, D, D)."""
         prior = relations.stack([self.prior[slot(edges.relation)] for edges in relations])
@@ -107,7 +119,20 @@ class HGTLayer(HGNNLayer):
             prior / math.sqrt(self._each)).unsqueeze(2).unsqueeze(3)
 
     def _of_sources(self, linears: nn.ModuleDict, relations: Relations) -> tuple[Tensor, Tensor]:
-        """Weight and bias of each relation's source type, (relations, heads, D, …)."""
+        """Weight and bias of each relation's source type, (relations, heads, D, …).
+
+        Raises
+        ------
+        InputError
+            Keys or values of one are no plain linear layers.
+        """
+        for edges in relations:
+            if not self._is_plain(edges.relation.src):
+                raise InputError(
+                    f"keys or values of '{edges.relation.src}' are no plain nn.Linear with a bias "
+                    f"(exchanged, normalised or with hooks), which {type(self).__name__}, with "
+                    "methods of its own, would not call; define score and attend without HGTLayer's"
+                )
         return (self._per_head(relations.of_sources(lambda ntype: linears[slot(ntype)].weight)),
                 self._per_head(relations.of_sources(lambda ntype: linears[slot(ntype)].bias)))
 

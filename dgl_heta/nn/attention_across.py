@@ -103,45 +103,47 @@ class _Across(torch.autograd.Function):
                 *(done(reading, grad) for reading in ctx.readings))
 
 
+@product
+def times(rows, weights, out, heads, width):  # type: ignore[no-untyped-def]
+    """`rows` (H, D) times weights (H, D, D), to `out` (H, D), eight products at a time."""
+    for head in range(heads):
+        row, weight, added = rows[head], weights[head], out[head]
+        for k in range(width):
+            added[k] = 0
+        for j in range(0, width - 7, 8):
+            a, b, c, d = row[j], row[j + 1], row[j + 2], row[j + 3]
+            e, f, g, h = row[j + 4], row[j + 5], row[j + 6], row[j + 7]
+            for k in range(width):
+                added[k] += (a * weight[j, k] + b * weight[j + 1, k] + c * weight[j + 2, k]
+                             + d * weight[j + 3, k] + e * weight[j + 4, k]
+                             + f * weight[j + 5, k] + g * weight[j + 6, k]
+                             + h * weight[j + 7, k])
+        for j in range(width - width % 8, width):
+            for k in range(width):
+                added[k] += row[j] * weight[j, k]
+
+
+@product
+def add_products(left, right, out, heads, width):  # type: ignore[no-untyped-def]
+    """Products of 8 rows (8, H, D) with 8 others, added to `out` (H, D, D)."""
+    for head in range(heads):
+        a, b, c, d = right[0, head], right[1, head], right[2, head], right[3, head]
+        e, f, g, h = right[4, head], right[5, head], right[6, head], right[7, head]
+        for j in range(width):
+            added = out[head, j]
+            m, n, o, p = (left[0, head, j], left[1, head, j], left[2, head, j],
+                          left[3, head, j])
+            q, r, s, t = (left[4, head, j], left[5, head, j], left[6, head, j],
+                          left[7, head, j])
+            for k in range(width):
+                added[k] += (m * a[k] + n * b[k] + o * c[k] + p * d[k]
+                             + q * e[k] + r * f[k] + s * g[k] + t * h[k])
+
+
 @functools.cache
 def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., None]]:  # noqa: C901, PLR0915
     """Forward and backward over one relation's edges. Both arguments are constants of the kernels,
     so that their loops are unrolled."""
-
-    @product
-    def times(rows, weights, out):  # type: ignore[no-untyped-def]
-        """`rows` (H, D) times weights (H, D, D), to `out` (H, D), eight products at a time."""
-        for head in range(heads):
-            row, weight, added = rows[head], weights[head], out[head]
-            for k in range(width):
-                added[k] = 0
-            for j in range(0, width - 7, 8):
-                a, b, c, d = row[j], row[j + 1], row[j + 2], row[j + 3]
-                e, f, g, h = row[j + 4], row[j + 5], row[j + 6], row[j + 7]
-                for k in range(width):
-                    added[k] += (a * weight[j, k] + b * weight[j + 1, k] + c * weight[j + 2, k]
-                                 + d * weight[j + 3, k] + e * weight[j + 4, k]
-                                 + f * weight[j + 5, k] + g * weight[j + 6, k]
-                                 + h * weight[j + 7, k])
-            for j in range(width - width % 8, width):
-                for k in range(width):
-                    added[k] += row[j] * weight[j, k]
-
-    @product
-    def add_products(left, right, out):  # type: ignore[no-untyped-def]
-        """Products of 8 rows (8, H, D) with 8 others, added to `out` (H, D, D)."""
-        for head in range(heads):
-            a, b, c, d = right[0, head], right[1, head], right[2, head], right[3, head]
-            e, f, g, h = right[4, head], right[5, head], right[6, head], right[7, head]
-            for j in range(width):
-                added = out[head, j]
-                m, n, o, p = (left[0, head, j], left[1, head, j], left[2, head, j],
-                              left[3, head, j])
-                q, r, s, t = (left[4, head, j], left[5, head, j], left[6, head, j],
-                              left[7, head, j])
-                for k in range(width):
-                    added[k] += (m * a[k] + n * b[k] + o * c[k] + p * d[k]
-                                 + q * e[k] + r * f[k] + s * g[k] + t * h[k])
 
     @product
     def forward(indptr, indices, rows, both, queries, to_scores, to_sums, weights, tops, top, sums):  # type: ignore[no-untyped-def]  # noqa: C901
@@ -151,7 +153,7 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
             low, high, at = indptr[row], indptr[row + 1], rows[row]
             if low == high:
                 continue
-            times(queries[at], to_scores, query)
+            times(queries[at], to_scores, query, heads, width)
             for edge in range(low, high):
                 prefetch(both, indices, edge)
                 other = indices[edge]
@@ -178,7 +180,7 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
                     weight = weights[edge, head]
                     for k in range(width):
                         total[head, k] += weight * both[other, 1, head, k]
-            times(total, to_sums, message)
+            times(total, to_sums, message, heads, width)
             for head in range(heads):
                 for k in range(width):
                     sums[at, head * width + k] += message[head, k]
@@ -196,7 +198,7 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
                 continue
             own, to_query = kept[0, filled], kept[1, filled]
             total, given = kept[2, filled], kept[3, filled]
-            times(queries[at], to_scores, query)
+            times(queries[at], to_scores, query, heads, width)
             for head in range(heads):
                 scale[head] = np.exp(tops[row, head] - top[at, head])
                 for k in range(width):
@@ -204,7 +206,7 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
                     given[head, k] = grad[at, head * width + k]
                     total[head, k] = 0
                     to_query[head, k] = 0
-            times(given, from_sums, to_total)
+            times(given, from_sums, to_total, heads, width)
             for edge in range(low, high):
                 prefetch(both, indices, edge)
                 prefetch(to_both, indices, edge)
@@ -220,17 +222,17 @@ def _passes(heads: int, width: int) -> tuple[Callable[..., None], Callable[..., 
                         to_value[k] += weight * g[k]
                         dq[k] += to_score * key[k]
                         t[k] += weight * value[k]
-            times(to_query, from_scores, moved)
+            times(to_query, from_scores, moved, heads, width)
             for head in range(heads):
                 for k in range(width):
                     to_queries[at, head, k] += moved[head, k]
             filled += 1
             if filled == 8:
-                add_products(kept[0], kept[1], to_to_scores)
-                add_products(kept[2], kept[3], to_to_sums)
+                add_products(kept[0], kept[1], to_to_scores, heads, width)
+                add_products(kept[2], kept[3], to_to_sums, heads, width)
                 filled = 0
         kept[:, filled:] = 0
-        add_products(kept[0], kept[1], to_to_scores)
-        add_products(kept[2], kept[3], to_to_sums)
+        add_products(kept[0], kept[1], to_to_scores, heads, width)
+        add_products(kept[2], kept[3], to_to_sums, heads, width)
 
     return forward, backward

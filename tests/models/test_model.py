@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgl_heta.errors import InputError
 from dgl_heta.models import (
     HGNN,
     HANLayer,
@@ -23,6 +24,7 @@ from dgl_heta.models import (
     hgt,
     relations,
 )
+from dgl_heta.models.spec import slot
 from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import InEdges
@@ -198,6 +200,67 @@ def test_a_projection_that_was_exchanged_is_called(tmp_path: Path) -> None:
     output_of(tmp_path / "store", RGCNLayer, parameters, exchange).sum().backward()
     assert called
     assert all(p.grad is not None for p in parameters[0][:6])
+
+
+@pytest.mark.parametrize("way", ["hook", "class"])
+@pytest.mark.parametrize("kernel", [FusedKernel, TorchKernel])
+def test_keys_and_values_of_hgt_that_were_exchanged_are_called(
+        tmp_path: Path, kernel: type, way: str) -> None:
+    """Thrice the keys are the keys of thrice the weights."""
+    class Thrice(torch.nn.Linear):
+        def forward(self, x):
+            return 3 * super().forward(x)
+
+    def weights(model: HGNN) -> None:
+        with torch.no_grad():
+            for layer in model.layers:
+                for x in [*layer.keys.parameters(), *layer.values.parameters()]:
+                    x *= 3
+
+    def exchange(model: HGNN) -> None:
+        for layer in model.layers:
+            for linear in [*layer.keys.values(), *layer.values.values()]:
+                if way == "hook":
+                    linear.register_forward_hook(lambda _, given, out: 3 * out)
+                else:
+                    linear.__class__ = Thrice
+
+    use_kernel(kernel())
+    try:
+        want, got = (output_of(tmp_path / change.__name__, HGTLayer, [], change)
+                     for change in (weights, exchange))
+    finally:
+        use_kernel(FusedKernel())
+    torch.testing.assert_close(got, want)
+
+
+def test_keys_of_hgt_that_a_layer_of_ones_own_would_not_call_are_refused(tmp_path: Path) -> None:
+    class Own(HGTLayer):
+        def score(self, edges):
+            return 2 * super().score(edges)
+
+    def exchange(model: HGNN) -> None:
+        model.layers[0].values[slot("paper")].register_forward_hook(lambda _, given, out: 3 * out)
+
+    with pytest.raises(InputError, match="'paper' are no plain nn.Linear"):
+        output_of(tmp_path / "store", Own, [], exchange)
+
+
+def test_methods_that_are_mixed_in_are_called(tmp_path: Path) -> None:
+    class Twice:
+        def score(self, edges):
+            return 2 * super().score(edges)
+
+    class MixedIn(Twice, HGTLayer):
+        pass
+
+    class Own(HGTLayer):
+        def score(self, edges):
+            return 2 * super().score(edges)
+
+    got, want = (output_of(tmp_path / kind.__name__, kind, []) for kind in (MixedIn, Own))
+    torch.testing.assert_close(got, want)
+    assert not torch.allclose(got, output_of(tmp_path / "hgt", HGTLayer, []))
 
 
 def output_of(path: Path, layer: type, parameters: list[Any] | None = None,

@@ -261,3 +261,16 @@ def test_attention_across_relations_reads_no_foreign_memory(change, said) -> Non
         attention_across.attend_across(
             [InEdges(torch.tensor([0, 1, 2]), torch.tensor([0, 3]))], [given["rows"]],
             [given["products"]], given["queries"], given["to_scores"], given["to_sums"])
+
+
+def test_attention_across_relations_is_compiled_once_for_all_processes() -> None:
+    """A kernel that refers to another one of its own process is never found in the cache."""
+    for _ in range(2):
+        attention_across._passes.cache_clear()
+        both = torch.ones(1, 2, 1, 2, requires_grad=True)
+        sums, _ = FUSED.attend_across([InEdges(torch.tensor([0, 1]), torch.tensor([0]))],
+                                      [slice(0, 1)], [both], torch.ones(1, 1, 2),
+                                      *torch.ones(2, 1, 1, 2, 2))
+        sums.sum().backward()
+    for compiled in attention_across._passes(1, 2):
+        assert sum(compiled.stats.cache_hits.values()) == 1

@@ -247,8 +247,9 @@ def _is_known(layer: HGNNLayer) -> bool:
         return isinstance(layer, HGTLayer) and all(
             getattr(kind, name) is getattr(HGTLayer, name)
             for name in ("score_all", "attend_all", "skipped")) and all(
-            type(linear) is nn.Linear and not linear._forward_hooks
-            and not linear._forward_pre_hooks for linear in layer.queries.values())
+            type(linear) is nn.Linear and linear.bias is not None and not linear._forward_hooks
+            and not linear._forward_pre_hooks
+            for linears in (layer.keys, layer.values, layer.queries) for linear in linears.values())
     return layer.cross.op in ("sum", "mean") and kind.aggregate_all in AGGREGATE
 
 

@@ -234,8 +234,15 @@ def hooked(made: HGNN) -> HGNN:
     return made
 
 
+def keyed(made: HGNN) -> HGNN:
+    """The same of source rows."""
+    for linear in made.layers[0].keys.values():
+        linear.register_forward_hook(lambda linear, given, rows: 2 * rows)
+    return made
+
+
 @pytest.mark.parametrize(("layer", "change"), [
-    (RGCNLayer, doubled), (RGATLayer, updated), (HGTLayer, hooked)])
+    (RGCNLayer, doubled), (RGATLayer, updated), (HGTLayer, hooked), (HGTLayer, keyed)])
 def test_what_somebody_has_changed_in_a_model_counts(layer: type[HGNNLayer], change: Any) -> None:
     got = outcome(change(model(layer, {})), batch().to(CPU))["out"]
     use_kernel(TorchKernel())
