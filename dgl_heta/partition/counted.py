@@ -6,8 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dgl_heta.graph.source import TRAIN_MASK
-from dgl_heta.partition.method_comparison import Owner, Partitioning, counting_of, metis_or_why
+from dgl_heta.partition.method_comparison import (
+    Owner,
+    Partitioning,
+    counting_of,
+    metis_or_why,
+    train_nodes,
+)
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
@@ -80,11 +85,15 @@ def count_fields(store: Store, plan: Plan, work: Workload, seeds: float, seed: i
 
     Last is what one process samples for as many seeds. Without replication a partition's rows and
     edges are those of its types and relations in the batch of the group.
+
+    Raises
+    ------
+    InputError
+        No node is in the train mask.
     """
     whole = make_plan(store.schema, plan.targets, plan.hops, 1)
     rng = np.random.default_rng(seed)
-    train = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
-             else np.arange(store.schema.node_counts[t]) for t in plan.targets}
+    train = train_nodes(store, plan.targets)
 
     def sample(of: Plan, part: int, size: int) -> ReceptiveField:
         """The batch of a partition, of a group of `size` workers."""

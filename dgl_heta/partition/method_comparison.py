@@ -146,6 +146,22 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
                       _warnings(rows, request.parts, work))
 
 
+def train_nodes(store: Store, targets: Sequence[str]) -> dict[str, np.ndarray]:
+    """The training nodes of each target: all, where it has no train mask.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    found = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
+             else np.arange(store.schema.node_counts[t]) for t in targets}
+    if not any(map(len, found.values())):
+        raise InputError(f"no node of {', '.join(targets)} is in {TRAIN_MASK}, so there is no step "
+                         "to sample")
+    return found
+
+
 def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int
               ) -> Counting:
     """A sampler of `steps` steps over the training nodes.
@@ -155,12 +171,8 @@ def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionReq
     InputError
         No node is in the train mask.
     """
-    seeds = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
-             else np.arange(store.schema.node_counts[t]) for t in request.target}
+    seeds = train_nodes(store, request.target)
     count = sum(map(len, seeds.values()))
-    if not count:
-        raise InputError(f"no node of {', '.join(request.target)} is in {TRAIN_MASK}, so there is "
-                         "no step to sample")
     steps_per_epoch = -(-count // (work.batch_size * request.parts))
     return Counting(store, whole, work, request, seeds, min(steps, steps_per_epoch),
                      steps_per_epoch)
