@@ -74,9 +74,9 @@ class HGNNLayer(nn.Module):
         """A method for one relation that is defined anew stands for its inherited plural, too, and
         the other way round."""
         super().__init_subclass__()
-        ways = {"score", "attend", "score_all", "attend_all", "attends_across"}
-        if "attends_across" not in _nearest(cls, ways):
-            cls.attends_across = HGNNLayer.attends_across  # type: ignore[method-assign]
+        ways = {"score", "attend", "score_all", "attend_all", "across_is_shorter"}
+        if "across_is_shorter" not in _nearest(cls, ways):
+            cls.across_is_shorter = HGNNLayer.across_is_shorter  # type: ignore[method-assign]
         for name in ("aggregate", "score", "attend"):
             of_all = f"{name}_all"
             defined = _nearest(cls, {name, of_all})  # by the class, or by one that it mixes in
@@ -114,7 +114,7 @@ class HGNNLayer(nn.Module):
         """:meth:`attend` of several relations."""
         return [self.attend(edges, e) for edges, e in zip(relations, weights)]
 
-    def attends_across(self, relations: Relations) -> bool:
+    def across_is_shorter(self, relations: Relations) -> bool:
         """Return True to have :meth:`attend_across` called, and no scores and messages, for these
         relations of a block."""
         return False
@@ -123,7 +123,7 @@ class HGNNLayer(nn.Module):
         """Return sums and maxima of all relations into one node type, as
         :meth:`dgl_heta.nn.BaseKernel.attend_across` does."""
         raise HetaError(f"{type(self).__name__} defines no attend_across(relations), which "
-                        "attends_across asks for")
+                        "across_is_shorter asks for")
 
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
         """AGG_all for `stack`: (rows, relations, width) to (rows, …).
@@ -149,7 +149,7 @@ class HGNNLayer(nn.Module):
         views = {id(edges): Edges(block, edges, states, self.cross.exchange, products)
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
-        across = softmax and bool(views) and self.attends_across(relations)
+        across = softmax and bool(views) and self.across_is_shorter(relations)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if (
             views and not across) else ()
         like, updated = next(iter(states.values())), {}

@@ -54,7 +54,7 @@ class HGTLayer(HGNNLayer):
         self.norm = nn.LayerNorm(width) if spec.layer_norm else None
         self.dropout = nn.Dropout(spec.dropout)
 
-    def attends_across(self, relations: Relations) -> bool:
+    def across_is_shorter(self, relations: Relations) -> bool:
         """Return whether keys and values of all source rows are the shorter way for the block, or
         the products of queries and of sums that :meth:`score_all` and :meth:`attend_all` take,
         which is for plain linear layers alone."""
