@@ -175,6 +175,25 @@ class NeighborSampler:
         return replace(batch, seeds=pairs, own_seeds={
             t: pairs[t][:shares[t].own] for t in targets}) if self.timed else batch
 
+    def hop(self, layer: int, rows: Mapping[str, np.ndarray], shares: Mapping[str, SeedShares],
+            step: int) -> tuple[list[RelationBlock], dict[str, np.ndarray]]:
+        """Sample the in-edges of some rows at a layer by themselves, where relations are
+        replicated and the graph has no times; the draws are those of :meth:`sample`.
+
+        Parameters
+        ----------
+        rows : node type → node of each row, int64.
+        shares : target type → how the leading rows are shared, where these are the seeds.
+
+        Returns
+        -------
+        The edges, and per node type the node of each row that their `indices` name, unique.
+        """
+        with self._layers.borrow() as below:
+            edges = self._layers.sample(
+                self._samples(layer, step, rows, shares, {}, {}, {}, None), below)
+            return edges, self._layers.nodes(below)
+
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
                 step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
                 deliver: Deliver | None, agree: Agree | None,

@@ -199,21 +199,20 @@ class WorkerPartition:
         return (0, 1) if step.own else (self.rank, self.world.size)
 
     def sampler(self, fanouts: Sequence[Fanout], held_out: HeldOut | None = None,
-                reads_remote: bool = True, seed: int | None = None, apart: Comm | None = None,
-                seed_states: bool | None = None) -> NeighborSampler:
+                reads_remote: bool = True, seed: int | None = None, apart: Comm | None = None
+                ) -> NeighborSampler:
         """A sampler of this partition's part of neighbourhoods.
 
         Parameters
         ----------
-        fanouts, held_out, seed, reads_remote, seed_states : as for :class:`NeighborSampler`; the
-            seed and `seed_states` are by default those of the settings.
+        fanouts, held_out, seed, reads_remote : as for :class:`NeighborSampler`; the seed is by
+            default that of the settings.
         apart : the group by which workers agree, in place of `sampling`.
         """
         train, comm = self.settings.train, apart or self.sampling
         sampler = NeighborSampler(
             self.store, SamplingScope.of(self.plan, self.rank), list(fanouts),
-            train.seed if seed is None else seed,
-            train.seed_states if seed_states is None else seed_states, agreement(self.store, comm),
+            train.seed if seed is None else seed, train.seed_states, agreement(self.store, comm),
             held_out, train.sampling_threads or torch.get_num_threads(),
             delivery(self.store, comm), reads_remote,
             time=TimeDraws(train.latest, self.settings.strictly_before))

@@ -1,14 +1,14 @@
 """A sampled neighbourhood as one graph, hop by hop, as PyG's loaders have it.
 
-The blocks of layers become one graph: hop 0 are the seeds, hop h + 1 are the sources of the edges
-into hop h. A node that is reached over paths of several lengths has a row in each of these hops,
-with in-edges of its own. So what a row is computed from follows from its node and its hop alone,
-and rows below the seeds are whole on every worker that has them: only seeds are merged.
+Hop 0 are the seeds, hop h + 1 are the sources of the edges into hop h. A node that is reached over
+paths of several lengths has a row in each of these hops, with in-edges of its own. So what a row is
+computed from follows from its node and its hop alone, and rows below the seeds are whole on every
+worker that has them: only seeds are merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import HetaError, Relation, Schema
-from dgl_heta.tools import Block, Comm, MiniBatch, Place, RelationBlock
+from dgl_heta.tools import Comm, MiniBatch, Place, RelationBlock
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Hops:
     covered : relation → bool (seeds,), the seeds whose in-edges by it are sampled here.
     place : where the batch is in training.
     once : node type → bool (rows,), the rows that this worker counts where all workers' are counted
-        together, each node of a hop once; see :meth:`find_once`.
+        together, each node of a hop once: the first worker that has them; see :class:`Joint`.
     reads : the read of learnable rows that the batch's came from.
     """
 
@@ -53,17 +53,8 @@ class Hops:
     reads: int = 0
 
     def find_once(self, group: Comm) -> None:
-        """Agree on who counts which rows: the first worker that has them."""
-        kinds = np.arange(sum(map(len, self.num_nodes.values())))  # the hops of all types
-        counts = np.concatenate([*self.num_nodes.values()])
-        rows = np.stack([np.repeat(kinds, counts), np.concatenate([*self.nodes.values()])], 1)
-        sizes = group.all_gather_json(len(rows), "control")
-        every = group.all_gather_rows(torch.from_numpy(rows), sizes, "control").numpy()
-        keys = every[:, 0] * (every[:, 1].max(initial=0) + 1) + every[:, 1]
-        mask = np.zeros(len(every), bool)
-        mask[np.unique(keys, return_index=True)[1]] = True
-        device = next(iter(self.at.values())).device
-        own = torch.from_numpy(mask).split(sizes)[group.rank].to(device)
+        """Agree with the workers of the group on `once`."""
+        own = Joint(group, self, "control").once.to(next(iter(self.at.values())).device)
         self.once = dict(zip(self.nodes, own.split([*map(len, self.nodes.values())])))
 
     def on_device(self) -> list[dict[Any, Tensor]]:
@@ -86,102 +77,100 @@ class HopBatch(MiniBatch):
 
 
 class HopSampler:
-    """A sampler of graphs, by one of blocks without the seeds' states below the last layer.
-    `ids_of` has of a relation the place of each edge of its CSC in the graph as it was given."""
+    """Samples graphs, hop by hop, by a sampler of the core.
+
+    `ids_of` has of a relation the place of each edge of its CSC in the graph as it was given.
+    """
 
     def __init__(self, sampler: Any, schema: Schema,
                  ids_of: Mapping[Relation, Callable[[], np.ndarray]]) -> None:
         self._sampler, self._schema, self._ids_of = sampler, schema, ids_of
 
-    def sample(self, *args: Any, **kwargs: Any) -> HopBatch:
-        """The graph of a step; arguments are those of `sampler.sample`."""
-        mini = self._sampler.sample(*args, **kwargs)
-        hops = _unrolled(mini, self._schema, self._ids_of)
-        inputs: dict[str, np.ndarray] = {}
-        for ntype, nodes in hops.nodes.items():
-            inputs[ntype], at = np.unique(nodes, return_inverse=True)
+    def sample(self, seeds: Mapping[str, np.ndarray], shares: Mapping[str, Any], step: int,
+               without: None = None) -> HopBatch:
+        """The graph of a step, of the group's seeds in canonical order."""
+        depth, schema, hops = self._sampler.scope.hops, self._schema, Hops(dict(shares))
+        rows = {t: shares[t].local(torch.from_numpy(ids)).numpy() for t, ids in seeds.items()}
+        batch = HopBatch([], {}, rows, {t: ids[:shares[t].own] for t, ids in rows.items()},
+                         hops=hops)
+        nodes = {t: [rows.get(t, _NONE)] for t in schema.node_types}
+        edges = {r: [torch.empty((2, 0), dtype=torch.int64)] for r in schema.relations}
+        edge_ids = {r: [_NONE] for r in self._ids_of}
+        hops.num_edges = {r: [0] * depth for r in schema.relations}
+        for hop in range(depth):
+            found, below = self._sampler.hop(depth - hop, rows, {} if hop else shares, step)
+            if hop:
+                _check_whole(rows, found, schema)
+            for one in found:
+                relation, (src, _, dst) = one.relation, one.relation
+                edges[relation].append(torch.stack([
+                    one.indices.long() + sum(map(len, nodes[src])),
+                    one.rows_at(one.in_edges.rows()) + sum(map(len, nodes[dst][:-1]))]))
+                hops.num_edges[relation][hop] += len(one.indices)
+                if relation in edge_ids:
+                    at = rows[dst][one.rows_at(torch.arange(one.num_rows)).numpy()]
+                    edge_ids[relation].append(self._ids_of[relation]()[
+                        one.sample.positions(at, len(one.indices))])
+                if not hop:
+                    none = torch.zeros(len(rows[dst]), dtype=torch.bool)
+                    hops.covered.setdefault(relation, none)[one.index] = True
+            for ntype, of in nodes.items():
+                of.append(below.get(ntype, _NONE))
+            rows = below
+        hops.num_nodes = {t: [*map(len, of)] for t, of in nodes.items()}
+        hops.nodes = {t: np.concatenate(of) for t, of in nodes.items()}
+        hops.edges = {r: torch.cat(of, 1) for r, of in edges.items()}
+        hops.edge_ids = {r: np.concatenate(of) for r, of in edge_ids.items()}
+        for ntype, ids in hops.nodes.items():
+            unique, at = np.unique(ids, return_inverse=True)
             hops.at[ntype] = torch.from_numpy(at.astype(np.int64))
-        return HopBatch([], {t: inputs[t] for t in self._schema.node_types if t in mini.input_nodes
-                             or len(inputs[t])}, mini.seeds, mini.own_seeds, hops=hops)
+            if ntype in self._sampler.counts or len(unique):
+                batch.input_nodes[ntype] = unique
+        return batch
 
 
-class _Hop:
-    """The rows of one hop: where each row of a block is among them, or -1, per node type."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.place = {t: torch.full((size,), -1, dtype=torch.int64) for t, size in sizes.items()}
-        self.first: dict[str, int] = {}
-        self.count: dict[str, int] = dict.fromkeys(sizes, 0)
-
-    def take(self, ntype: str, rows: Tensor, first: int) -> None:
-        self.place[ntype][rows] = torch.arange(len(rows))
-        self.first[ntype], self.count[ntype] = first, len(rows)
-
-
-def _unrolled(mini: MiniBatch, schema: Schema,
-              ids_of: Mapping[Relation, Callable[[], np.ndarray]]) -> Hops:
-    blocks = mini.blocks[::-1]
-    hops = Hops(seeds=dict(blocks[0].seeds))
-    pieces: dict[str, list[np.ndarray]] = {t: [mini.seeds.get(t, _NONE)] for t in schema.node_types}
-    hops.num_nodes = {t: [len(pieces[t][0])] for t in schema.node_types}
-    edges: dict[Relation, list[Tensor]] = {r: [] for r in schema.relations}
-    ids: dict[Relation, list[np.ndarray]] = {r: [] for r in ids_of}
-    hops.num_edges = {r: [0] * len(blocks) for r in schema.relations}
-    totals = {t: len(pieces[t][0]) for t in schema.node_types}
-    above = _Hop(blocks[0].num_dst)
-    for ntype, count in blocks[0].num_dst.items():
-        above.take(ntype, torch.arange(count), 0)
-    for one in blocks[0].edges:
-        covered = torch.zeros(blocks[0].num_dst[one.relation.dst], dtype=torch.bool)
-        hops.covered.setdefault(one.relation, covered)[one.index] = True
-    for number, block in enumerate(blocks):
-        if number:
-            _check_whole(block, above, schema)
-        kept = [(one, *_kept(one, above)) for one in block.edges]
-        below = _Hop(block.num_src)
-        for one, _, source, _ in kept:
-            below.place[one.relation.src][source] = 0
-        for ntype, place in below.place.items():
-            rows = torch.nonzero(place == 0).flatten()
-            below.take(ntype, rows, totals[ntype])
-            pieces[ntype].append(mini.input_nodes[ntype][rows.numpy()])
-            totals[ntype] += len(rows)
-        for ntype, counts in hops.num_nodes.items():
-            counts.append(below.count.get(ntype, 0))
-        for one, chosen, source, row in kept:
-            relation = one.relation
-            edges[relation].append(torch.stack([
-                below.place[relation.src][source] + below.first[relation.src],
-                row + above.first[relation.dst]]))
-            hops.num_edges[relation][number] += len(row)
-            if relation in ids_of:
-                ids_dst = (mini.seeds if block.last else mini.input_nodes)[relation.dst]
-                at = ids_dst[one.rows_at(torch.arange(one.num_rows)).numpy()]
-                places = one.sample.positions(at, len(one.indices))  # type: ignore[union-attr]
-                ids[relation].append(ids_of[relation]()[places[chosen.numpy()]])
-        above = below
-    hops.nodes = {t: np.concatenate(of) for t, of in pieces.items()}
-    hops.edges = {r: torch.cat(of, 1) if of else torch.empty((2, 0), dtype=torch.int64)
-                  for r, of in edges.items()}
-    hops.edge_ids = {r: np.concatenate([_NONE, *of]) for r, of in ids.items()}
-    return hops
-
-
-def _kept(one: RelationBlock, above: _Hop) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a relation's edges those into the hop `above`: which, their sources, and the places of
-    their destinations in the hop."""
-    row = above.place[one.relation.dst][one.rows_at(one.in_edges.rows())]
-    chosen = torch.nonzero(row >= 0).flatten()
-    return chosen, one.indices[chosen].long(), row[chosen]
-
-
-def _check_whole(block: Block, above: _Hop, schema: Schema) -> None:
+def _check_whole(rows: Mapping[str, np.ndarray], found: Sequence[RelationBlock], schema: Schema
+                 ) -> None:
     """Refuse rows below the seeds that lack a relation: it would be left out of them silently."""
-    for ntype, count in above.count.items():
-        here = {one.relation for one in block.into(ntype)}
-        if count and (lacking := [r for r in schema.into[ntype] if r not in here]):
+    here = {one.relation for one in found}
+    for ntype, nodes in rows.items():
+        if len(nodes) and (lacking := [r for r in schema.into[ntype] if r not in here]):
             raise HetaError(f"this worker has rows of '{ntype}' that are no seeds, but not their "
                             f"in-edges by '{lacking[0]}'; make the partition again")
+
+
+class Joint:
+    """The rows of a group's workers as those of one graph, where a node has one row in each hop.
+
+    Its rows stand one node type after the other, those of a type hop by hop, this worker's seeds
+    first. All workers of the group make it alike.
+
+    Attributes
+    ----------
+    counts : the rows of each hop of each type.
+    at : for each worker, where each of its rows is among them, int64.
+    once : bool, the rows of this worker that no worker before it has, and none of its own.
+    """
+
+    def __init__(self, group: Comm, hops: Hops, cause: str) -> None:
+        own = [count for of in hops.num_nodes.values() for count in of]
+        counts = group.all_gather_json(own, cause)
+        sizes = [*map(sum, counts)]
+        kinds = np.concatenate([np.repeat(np.arange(len(of)), of) for of in counts])
+        nodes: np.ndarray = group.all_gather_rows(
+            torch.from_numpy(np.concatenate([*hops.nodes.values()])), sizes, cause).numpy().copy()
+        for number, (ntype, ids) in enumerate(hops.nodes.items()):
+            if ntype in hops.seeds:
+                seeds, place = np.unique(ids[:hops.seeds[ntype].total], return_index=True)
+                here = kinds == number * (len(own) // len(hops.nodes))
+                nodes[here] = place[np.searchsorted(seeds, nodes[here])]
+        keys = kinds * (nodes.max(initial=0) + 1) + nodes
+        _, first, at = np.unique(keys, return_index=True, return_inverse=True)
+        once = np.zeros(len(keys), bool)
+        once[first] = True
+        self.counts = np.bincount(kinds[first], minlength=len(own))
+        self.at = torch.from_numpy(at).split(sizes)
+        self.once = torch.from_numpy(once).split(sizes)[group.rank]
 
 
 _NONE = np.empty(0, np.int64)

@@ -100,7 +100,7 @@ class NeighborLoader(Loader):
 
     def sampler(self, fanouts: Sequence[Any], seed: int, apart: Any) -> Any:
         part = self.part
-        sampler = part.sampler(fanouts, seed=seed, apart=apart, seed_states=False)
+        sampler = part.sampler(fanouts, seed=seed, apart=apart)
         own = {r for layer in part.plan.partitions[part.rank].layers.values() for r in layer}
         return HopSampler(sampler, part.schema, {r: partial(part.store.edge_ids, r) for r in (
             part.schema.relations) if r in own and part.store.has_edge_ids(r)})

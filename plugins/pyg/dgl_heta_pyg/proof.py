@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dgl_heta import HetaError, Partition
 from dgl_heta.tools import Comm, NotProvedError, Place, Proofs, items_of
-from dgl_heta_pyg.hops import Hops
+from dgl_heta_pyg.hops import Hops, Joint
 from dgl_heta_pyg.relation_edges import RelationEdges
 
 _CAUSE = "proof"
@@ -63,9 +65,9 @@ class HopProof(Proofs):
     def _compared(self, module: nn.Module, merged: Call, hops: Hops, given: Any) -> str:
         """What differs, "" if nothing does; the same on all workers."""
         group, name = self._group, type(module).__name__
-        graph, given = _Joined(group, hops), _copied(given)
+        graph, given = _Graph(group, hops), _copied(given)
         found = _leaves(merged(*_copied(given)))
-        kinds = _agreed(group, found, hops)
+        kinds = _seeds(group, found, hops)
         if not kinds:
             raise NotProvedError(f"{name} returns no rows of seeds")
         ours = _Result(group, module, found, kinds, hops)
@@ -128,17 +130,21 @@ class _Result:
         return ""
 
 
-def _agreed(group: Comm, leaves: Mapping[str, Leaf], hops: Hops) -> dict[str, str]:
-    """Output → the type of seeds whose rows it has on all workers, for those of which that is
-    sure."""
+def _agreed(group: Comm, found: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
+    """What each thing can be on all workers, from what it can be here."""
+    every = [dict(enumerate(of)) for of in group.all_gather_json([*found.values()], _CAUSE)]
+    return {key: [x for x in here if all(x in of.get(i, ()) for of in every)]
+            for i, (key, here) in enumerate(found.items())}
+
+
+def _seeds(group: Comm, leaves: Mapping[str, Leaf], hops: Hops) -> dict[str, str]:
+    """Output → the type of seeds whose rows it has, for those of which that is sure."""
     fits = {key: [named] if named in hops.nodes else [
         t for t, nodes in hops.nodes.items() if len(x) == len(nodes)
         or (t in hops.seeds and len(x) in (hops.seeds[t].own, hops.seeds[t].total))]
         for key, (named, x) in leaves.items()}
-    every = group.all_gather_json(fits, _CAUSE)
-    sure = {key: set.intersection(*(set(of.get(key, ())) for of in every)) for key in every[0]}
-    return {key: t for key, (t,) in ((k, v) for k, v in sure.items() if len(v) == 1)
-            if t in hops.seeds and hops.seeds[t].total}
+    return {key: of[0] for key, of in _agreed(group, fits).items()
+            if len(of) == 1 and of[0] in hops.seeds and hops.seeds[of[0]].total}
 
 
 def _leaves(value: Any) -> dict[str, Leaf]:
@@ -148,147 +154,119 @@ def _leaves(value: Any) -> dict[str, Leaf]:
             for path, x in items_of(Tensor, value) if x.dim() and x.is_floating_point()}
 
 
-class _Joined:
-    """The graphs of a group's workers as one, hop by hop; seeds are in this worker's order.
-
-    Attributes
-    ----------
-    at : node type → of each worker, where its rows are in an order that all have.
-    order : node type → where the rows of that order are here.
-    """
+class _Graph:
+    """The graph of one worker in place of the group's: :class:`Joint` rows, relation by relation
+    the edges into them, hop by hop."""
 
     def __init__(self, group: Comm, hops: Hops) -> None:
-        self._group, self._hops = group, hops
-        self._totals = [sum(map(sum, of.values())) for of in (hops.num_nodes, hops.num_edges)]
-        self._nodes: dict[str, list[int]] = {}
-        self.at, self.order, owned = {}, {}, {}
-        for ntype, nodes in hops.nodes.items():
-            self.at[ntype], self.order[ntype], owned[ntype] = self._rows(
-                ntype, torch.from_numpy(nodes))
-        self._kept, self._edges = {}, {}
+        self._group, self._hops, self._rows = group, hops, Joint(group, hops, _CAUSE)
+        self._lengths = {t: len(ids) for t, ids in hops.nodes.items()}
+        self._of_type = self._rows.counts.reshape(len(hops.nodes), -1)
+        ends = np.cumsum([0, *self._of_type.sum(1)])
+        self._ranges = {t: range(*bounds) for t, bounds in zip(hops.nodes, pairwise(ends))}
+        gives = dict(zip(hops.nodes, self._rows.once.split([*self._lengths.values()])))
+        for ntype, share in hops.seeds.items():
+            # In-edges of a seed by a relation are on one worker; of seeds that two workers have in
+            # common those of the first count. Rows below have all of theirs.
+            ids = share.canonical(torch.from_numpy(hops.nodes[ntype][:share.total])).numpy()
+            first = torch.zeros(share.total, dtype=torch.bool)
+            first[np.unique(ids, return_index=True)[1]] = True
+            gives[ntype] = torch.cat([share.local(first), gives[ntype][share.total:]])
+        first_row = dict(zip(hops.nodes, np.cumsum([0, *self._lengths.values()])))
+        self._kept = {tuple(r): gives[r.dst][edges[1].cpu()] for r, edges in hops.edges.items()}
+        self._order, self._ends, self._of_relation = {}, {}, {}
         for relation, edges in hops.edges.items():
-            kept = owned[relation.dst][edges[1].cpu()]
-            of_hops = kept.split(hops.num_edges[relation])
-            self._kept[tuple(relation)] = kept
-            self._edges[tuple(relation)] = group.all_gather_json(
-                [int(mask.sum()) for mask in of_hops], _CAUSE)
+            counts = hops.num_edges[relation]
+            hop = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            ours = torch.stack([hop, *(int(first_row[t]) + ends.cpu() for t, ends in zip(
+                (relation.src, relation.dst), edges))], 1)[self._kept[tuple(relation)]]
+            every = torch.cat([torch.cat([table[:, :1], at[table[:, 1:]]], 1) for at, table in zip(
+                self._rows.at, self._gathered(ours))])
+            self._order[tuple(relation)] = torch.argsort(every[:, 0], stable=True)
+            self._of_relation[tuple(relation)] = torch.bincount(
+                every[:, 0], minlength=len(counts)).tolist()
+            self._ends[tuple(relation)] = every[self._order[tuple(relation)], 1:].T
 
-    def _rows(self, ntype: str, nodes: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """`at` and `order` of a type, and the rows whose in-edges this worker gives."""
-        counts = self._group.all_gather_json(self._hops.num_nodes[ntype], _CAUSE)
-        share, seeds = self._hops.seeds.get(ntype), counts[0][0]
-        if share is not None:  # several workers can have a node for a seed, each a row of its own
-            nodes = torch.cat([share.local(torch.arange(seeds)), nodes[seeds:]])
-        every = self._group.all_gather_rows(nodes, [sum(of) for of in counts], _CAUSE)
-        hop = torch.cat([torch.repeat_interleave(torch.arange(len(of)), torch.tensor(of))
-                         for of in counts])
-        keys = hop * (int(every.max()) + 1 if len(every) else 1) + every
-        unique, at = torch.unique(keys, return_inverse=True)
-        worker = torch.repeat_interleave(torch.arange(len(counts)),
-                                         torch.tensor([sum(of) for of in counts]))
-        first = torch.full((len(unique),), len(counts)).scatter_reduce(0, at, worker, "amin")
-        own = at[worker == self._group.rank]
-        # In-edges of a seed by a relation are on one worker; rows below have all of theirs.
-        gives = (first[own] == self._group.rank) | (hop[worker == self._group.rank] == 0)
-        order = torch.arange(len(unique))
-        order[own[:seeds]] = torch.arange(seeds)
-        of_unique = torch.empty_like(unique)
-        of_unique[at] = hop
-        self._nodes[ntype] = torch.bincount(of_unique, minlength=len(counts[0])).tolist()
-        return list(at.split([sum(of) for of in counts])), order, gives
+    def joined(self, given: Any) -> Any:
+        """Arguments for this graph in place of those for this worker's."""
+        sizes = {**self._lengths, **{r: len(mask) for r, mask in self._kept.items()}}
+        alone = [*self._lengths, *[_NODES] * (len(self._lengths) > 1),
+                 *[_EDGES] * (len(self._kept) > 1)]
+        sizes.update({_NODES: sum(self._lengths.values()),
+                      _EDGES: sum(map(len, self._kept.values()))})
+        names = [*sizes]
+        found: dict[tuple[Any, ...], list[int]] = {}
 
-    def joined(self, value: Any, key: Any = None) -> Any:
-        """Arguments for the one graph in place of those for this worker's."""
-        if isinstance(value, RelationEdges):
-            return (self._all_ends(value.open()) if value.relation is None else
-                    self._ends(tuple(value.relation), value.open()))
-        if type(value) in (list, tuple) and value and all(type(x) is int for x in value):
-            if isinstance(key, str):
-                return self._nodes.get(key, value)
-            every = self._edges.get(key)
-            return value if every is None else [sum(of) for of in zip(*every)]
-        if type(value) in (list, tuple):
-            return type(value)(self.joined(x, key) for x in value)
-        if isinstance(value, dict):
-            return {k: self.joined(x, tuple(k) if isinstance(k, tuple) else k)
-                    for k, x in value.items()}
-        if not isinstance(value, Tensor) or not value.dim():
+        def look(path: tuple[Any, ...], value: Any) -> Any:
+            # An argument by itself is known by its length: rows of a type, or rows or edges of one
+            # graph, where a type stands after the other.
+            keys = [key for key in path if key in sizes][-1:] or alone
+            if isinstance(value, Tensor) and value.dim() and not isinstance(value, RelationEdges):
+                found[path] = [names.index(k) for k in keys if sizes[k] == len(value)]
             return value
-        if key in self._edges:
-            fits = self._everywhere(len(value) == len(self._kept[key]))
-            return self._of_edges(key, value) if fits else value
-        if key in self.at:  # of a type that this worker does not read it has no rows
-            fits = self._everywhere(len(value) in (0, len(self.at[key][self._group.rank])))
-            return self._of_nodes(key, value) if fits else value
-        return self._by_length(value)
 
-    def _everywhere(self, here: bool) -> bool:
-        return all(self._group.all_gather_json(here, _CAUSE))
+        _mapped(look, given)
+        kinds = _agreed(self._group, found)
 
-    def _by_length(self, value: Tensor) -> Tensor:
-        # An argument by itself is known by its length: rows or edges of one graph, where a type
-        # stands after the other, or the rows of a type.
-        sizes: dict[str, int] = {t: len(ids) for t, ids in self._hops.nodes.items()}
-        if len(sizes) > 1:
-            sizes["all nodes"] = self._totals[0]
-        if len(self._edges) > 1:
-            sizes["all edges"] = self._totals[1]
-        fits = [kind for kind, size in sizes.items() if size == len(value)]
-        kind, *others = sorted(set.intersection(*map(set, self._group.all_gather_json(
-            fits, _CAUSE)))) or [None]
-        if others:
-            raise NotProvedError(f"an argument of {len(value)} rows may be of {kind} or "
-                                  f"{others[0]}")
-        if kind is None:
-            return value
-        if kind == "all nodes":
-            return torch.cat([self._of_nodes(t, x) for t, x in zip(
-                self.at, value.split([sum(n) for n in self._hops.num_nodes.values()]))])
-        if kind == "all edges":
-            return torch.cat([self._of_edges(r, x) for r, x in zip(
-                self._edges, value.split([sum(n) for n in self._hops.num_edges.values()]))])
-        return self._of_nodes(kind, value)
+        def whole(path: tuple[Any, ...], value: Any) -> Any:
+            if isinstance(value, RelationEdges):
+                return self._ends_of(value)
+            if isinstance(value, list):  # numbers of each hop
+                key = next((key for key in reversed(path) if key in sizes), None)
+                return (self._of_relation[key] if key in self._of_relation else
+                        self._of_type[names.index(key)].tolist() if key in self._lengths else value)
+            fits = kinds.get(path, ())
+            if len(fits) > 1:
+                raise NotProvedError(f"an argument of {len(value)} rows may be of "
+                                     f"{' or '.join(str(names[i]) for i in fits)}")
+            return self._whole(names[fits[0]], value) if fits else value
 
-    def _of_nodes(self, ntype: str, rows: Tensor) -> Tensor:
-        out = rows.new_zeros((sum(self._nodes[ntype]), *rows.shape[1:]))
-        for at, piece in zip(self.at[ntype], self._gathered(rows)):
-            if len(piece) == len(at):
-                out[self.order[ntype][at].to(out.device)] = piece
+        return _mapped(whole, given)
+
+    def _whole(self, kind: Any, value: Tensor) -> Tensor:
+        """Rows or edges of a kind, of this worker's, as those of this graph."""
+        if kind in (_NODES, _EDGES):
+            sizes = self._lengths if kind == _NODES else {r: len(k) for r, k in self._kept.items()}
+            return torch.cat([self._whole(each, x) for each, x in zip(
+                sizes, value.split([*sizes.values()]))])
+        if kind in self._kept:
+            pieces = self._gathered(value[self._kept[kind].to(value.device)])
+            return torch.cat(pieces)[self._order[kind].to(value.device)]
+        rows = self._ranges[kind]
+        out = value.new_zeros((len(rows), *value.shape[1:]))
+        for at, piece in zip(self._rows.at, self._gathered(value)):
+            out[at[(at >= rows.start) & (at < rows.stop)] - rows.start] = piece
         return out
 
-    def _of_edges(self, relation: Any, rows: Tensor, kept: bool = False) -> Tensor:
-        counts = self._edges[relation]
-        pieces = self._gathered(rows if kept else rows[self._kept[relation].to(rows.device)])
-        hops = [piece.split(of) for piece, of in zip(pieces, counts)]
-        return torch.cat([of[hop] for hop in range(len(counts[0])) for of in hops])
-
-    def _ends(self, relation: Any, edges: Tensor) -> Tensor:
-        edges, rank = edges[:, self._kept[relation].to(edges.device)], self._group.rank
-        types = relation[0], relation[2]
-        there = torch.stack([self.at[t][rank].to(edges.device)[ends]
-                             for t, ends in zip(types, edges)], 1)
-        ours = self._of_edges(relation, there, kept=True).T
-        return torch.stack([self.order[t].to(ours.device)[ends] for t, ends in zip(types, ours)])
-
-    def _all_ends(self, edges: Tensor) -> Tensor:
-        """The ends in one graph, where node types and relations stand one after the other."""
-        here, there, out = 0, 0, []
-        first: dict[str, tuple[int, int]] = {}
-        for ntype, counts in self._hops.num_nodes.items():
-            first[ntype] = here, there
-            here, there = here + sum(counts), there + sum(self._nodes[ntype])
-        for relation, piece in zip(self._edges, edges.split(
-                [sum(n) for n in self._hops.num_edges.values()], 1)):
-            ends = [first[relation[0]], first[relation[2]]]
-            own, one = (torch.tensor(x, device=edges.device)[:, None] for x in zip(*ends))
-            out.append(self._ends(relation, piece - own) + one)
-        return torch.cat(out, 1)
+    def _ends_of(self, edges: RelationEdges) -> Tensor:
+        relations = [*self._ends] if edges.relation is None else [tuple(edges.relation)]
+        if edges.size(1) != sum(len(self._kept[r]) for r in relations):
+            raise NotProvedError("edges are cut before the model is called")
+        ends = torch.cat([self._ends[r] for r in relations], 1)
+        if edges.relation is not None:
+            src, dst = (self._ranges[t].start for t in (edges.relation.src, edges.relation.dst))
+            ends = ends - torch.tensor([[src], [dst]])
+        return ends.to(edges.device)
 
     def _gathered(self, rows: Tensor) -> list[Tensor]:
         sizes = self._group.all_gather_json(len(rows), _CAUSE)
         flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
         every = self._group.all_gather_rows(flat, sizes, _CAUSE)
         return [piece.reshape(-1, *rows.shape[1:]) for piece in every.split(sizes)]
+
+
+_NODES, _EDGES = "all nodes", "all edges"
+
+
+def _mapped(function: Callable[[tuple[Any, ...], Any], Any], value: Any,
+            path: tuple[Any, ...] = ()) -> Any:
+    """Nested arguments with other leaves: tensors, lists of numbers and all else."""
+    if isinstance(value, dict):
+        return {k: _mapped(function, x, (*path, tuple(k) if isinstance(k, tuple) else k))
+                for k, x in value.items()}
+    if type(value) in (list, tuple) and not (value and all(type(x) is int for x in value)):
+        return type(value)(_mapped(function, x, (*path, i)) for i, x in enumerate(value))
+    return function(path, list(value) if type(value) in (list, tuple) else value)
 
 
 def _weights(rows: Tensor) -> Tensor:
