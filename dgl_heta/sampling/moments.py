@@ -61,6 +61,10 @@ class Moments:
         """The nodes of some pairs."""
         return ids % self.counts[ntype]
 
+    def seen_at(self, ntype: str, ids: np.ndarray) -> np.ndarray:
+        """The times of some pairs."""
+        return self.times[ids // self.counts[ntype]]
+
     def seen(self, relation: Relation, csc: CSC, times: np.ndarray | None, ids: np.ndarray,
              key: np.uint64) -> dict[str, Any]:
         """What :class:`dgl_heta.sampling.relation_samples.Sample` says of destination pairs."""

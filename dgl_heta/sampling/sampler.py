@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,16 +159,9 @@ class NeighborSampler:
         shares = shares or join_seeds([seeds])[1]
         # Own seeds first, then the others': rows of a batch are numbered in this order on every
         # worker, and only their order differs between workers.
-        ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
-                   for t in targets}
-        for ntype, own in ordered.items():
-            if (own.ndim == 2) != self.timed:
-                raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "
-                                 f"graph has {'some' if self.timed else 'none'}")
-        moments = None
-        pairs = ordered
-        if self.timed:
-            moments, ordered = Moments.of(pairs, self.counts, self._time)
+        pairs = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
+                 for t in targets}
+        moments, ordered = self.moments(pairs)
         with self._layers.borrow() as rows:
             batch = self._sample(ordered, shares, step, rows, without or {},
                                  deliver or self._deliver, agree or self._agree, excluded or {},
@@ -175,23 +169,43 @@ class NeighborSampler:
         return replace(batch, seeds=pairs, own_seeds={
             t: pairs[t][:shares[t].own] for t in targets}) if self.timed else batch
 
+    def moments(self, seeds: dict[str, np.ndarray]
+                ) -> tuple[Moments | None, dict[str, np.ndarray]]:
+        """Return the times of seeds, and what stands for the seeds, int64: without times, None and
+        their nodes.
+
+        Raises
+        ------
+        InputError
+            They have times where the graph has none, or the other way round.
+        """
+        for ntype, own in seeds.items():
+            if (own.ndim == 2) != self.timed:
+                raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "
+                                 f"graph has {'some' if self.timed else 'none'}")
+        return Moments.of(seeds, self.counts, self._time) if self.timed else (None, seeds)
+
     def hop(self, layer: int, rows: Mapping[str, np.ndarray], shares: Mapping[str, SeedShares],
-            step: int) -> tuple[list[RelationBlock], dict[str, np.ndarray]]:
+            step: int, moments: Moments | None = None
+            ) -> tuple[list[RelationBlock], dict[str, np.ndarray]]:
         """Sample the in-edges of some rows at a layer by themselves, where relations are
-        replicated and the graph has no times; the draws are those of :meth:`sample`.
+        replicated; the draws are those of :meth:`sample`.
 
         Parameters
         ----------
-        rows : node type → node of each row, int64.
+        rows : node type → node of each row, int64; with `moments`, numbers of pairs.
         shares : target type → how the leading rows are shared, where these are the seeds.
+        moments : of all seeds, as :meth:`moments` returns them.
 
         Returns
         -------
-        The edges, and per node type the node of each row that their `indices` name, unique.
+        The edges, and per node type what stands for each row that their `indices` name, unique.
         """
-        with self._layers.borrow() as below:
+        with self._layers.borrow() as of_nodes:
+            below: Mapping[str, Any] = of_nodes if moments is None else {
+                t: TimedRows() for t in of_nodes}
             edges = self._layers.sample(
-                self._samples(layer, step, rows, shares, {}, {}, {}, None), below)
+                self._samples(layer, step, rows, shares, {}, {}, {}, moments), below)
             return edges, self._layers.nodes(below)
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],

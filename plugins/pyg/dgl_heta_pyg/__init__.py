@@ -52,6 +52,8 @@ class SavedHeteroData(Reader):
                                          "none, besides NaN, such as -1")
         fold: int | None = Field(None, description="which column of masks with one for each fold, "
                                  "from 0")
+        time_attr: str | None = Field(None, description="array with the time of each row or edge, "
+                                      "in whole seconds")
 
     options = Options()
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import HetaError, Relation, Schema
-from dgl_heta.tools import Comm, MiniBatch, Place, RelationBlock
+from dgl_heta.tools import Comm, MiniBatch, Moments, Place, RelationBlock
 
 
 @dataclass
@@ -27,7 +27,9 @@ class Hops:
     Attributes
     ----------
     seeds : node type → how the group's seeds, its leading rows, are shared by the workers.
-    nodes : node type → node ids of its rows, int64.
+    nodes : node type → node ids of its rows, int64; of a graph with times, numbers of the pairs of
+        nodes and times that its rows are of, see `moments`.
+    moments : the times of the seeds; None in a graph without times.
     at : node type → where the input features of its rows are among those that are read, int64.
     num_nodes, num_edges : node type, relation → rows and edges of each hop.
     edges : relation → (2, edges) int64, sources and destinations.
@@ -51,6 +53,11 @@ class Hops:
     place: Place | None = None
     once: dict[str, Tensor] = field(default_factory=dict)
     reads: int = 0
+    moments: Moments | None = None
+
+    def node_ids(self, ntype: str, rows: np.ndarray) -> np.ndarray:
+        """The node ids of some of `nodes`."""
+        return rows if self.moments is None or not len(rows) else self.moments.nodes(ntype, rows)
 
     def find_once(self, group: Comm) -> None:
         """Agree with the workers of the group on `once`."""
@@ -93,12 +100,14 @@ class HopSampler:
         rows = {t: shares[t].local(torch.from_numpy(ids)).numpy() for t, ids in seeds.items()}
         batch = HopBatch([], {}, rows, {t: ids[:shares[t].own] for t, ids in rows.items()},
                          hops=hops)
+        hops.moments, rows = self._sampler.moments(rows)
         nodes = {t: [rows.get(t, _NONE)] for t in schema.node_types}
         edges = {r: [torch.empty((2, 0), dtype=torch.int64)] for r in schema.relations}
         edge_ids = {r: [_NONE] for r in self._ids_of}
         hops.num_edges = {r: [0] * depth for r in schema.relations}
         for hop in range(depth):
-            found, below = self._sampler.hop(depth - hop, rows, {} if hop else shares, step)
+            found, below = self._sampler.hop(depth - hop, rows, {} if hop else shares, step,
+                                             hops.moments)
             if hop:
                 _check_whole(rows, found, schema)
             for one in found:
@@ -108,7 +117,8 @@ class HopSampler:
                     one.rows_at(one.in_edges.rows()) + sum(map(len, nodes[dst][:-1]))]))
                 hops.num_edges[relation][hop] += len(one.indices)
                 if relation in edge_ids:
-                    at = rows[dst][one.rows_at(torch.arange(one.num_rows)).numpy()]
+                    at = hops.node_ids(
+                        dst, rows[dst][one.rows_at(torch.arange(one.num_rows)).numpy()])
                     edge_ids[relation].append(self._ids_of[relation]()[
                         one.sample.positions(at, len(one.indices))])
                 if not hop:
@@ -122,7 +132,7 @@ class HopSampler:
         hops.edges = {r: torch.cat(of, 1) for r, of in edges.items()}
         hops.edge_ids = {r: np.concatenate(of) for r, of in edge_ids.items()}
         for ntype, ids in hops.nodes.items():
-            unique, at = np.unique(ids, return_inverse=True)
+            unique, at = np.unique(hops.node_ids(ntype, ids), return_inverse=True)
             hops.at[ntype] = torch.from_numpy(at.astype(np.int64))
             if ntype in self._sampler.counts or len(unique):
                 batch.input_nodes[ntype] = unique

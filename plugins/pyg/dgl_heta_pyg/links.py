@@ -15,6 +15,7 @@ from dgl_heta import InputError, Partition
 from dgl_heta.tools import LinkStep, share_of
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import Batch, NeighborLoader
+from dgl_heta_pyg.times import check_times, keys, sampled_at, with_times
 
 
 class LinkNeighborLoader(NeighborLoader):
@@ -33,6 +34,10 @@ class LinkNeighborLoader(NeighborLoader):
     neg_sampling : "binary" for random pairs, "triplet" for random destinations, or PyG's
         `NegativeSampling` without weights; negatives are drawn from `seed`, the epoch and the step.
     neg_sampling_ratio : random pairs for each link.
+    edge_label_time : where the graph has times, that of each link, whole numbers. Its ends see what
+        is there up to then, so give one before the link, or open with `train.strictly_before`.
+        Negative ones have their link's time, and are there then.
+    time_attr, temporal_strategy : as of :class:`NeighborLoader`.
 
     Raises
     ------
@@ -43,8 +48,9 @@ class LinkNeighborLoader(NeighborLoader):
                  edge_label: Tensor | None = None, neg_sampling: Any = None,
                  neg_sampling_ratio: float | None = None, batch_size: int = 1,
                  shuffle: bool | None = None, drop_last: bool = False, seed: int | None = None,
-                 **others: Any) -> None:
+                 edge_label_time: Any = None, time_attr: str | None = None, **others: Any) -> None:
         part = part_of(data)
+        check_times(part, edge_label_time, time_attr)
         if neg_sampling_ratio:
             neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
         self._negative = None if neg_sampling is None else NegativeSampling.cast(neg_sampling)
@@ -53,13 +59,18 @@ class LinkNeighborLoader(NeighborLoader):
             raise InputError("neg_sampling has weights, unknown on a partition; leave them out")
         self._type, self._links = _links(part, edge_label_index)
         self._label = edge_label
-        if edge_label is not None and len(edge_label) != len(self._links.T):
+        if edge_label is not None and len(edge_label) != self._links.shape[1]:
             raise InputError(f"edge_label has {len(edge_label)} rows, and there are "
-                             f"{len(self._links.T)} links")
+                             f"{self._links.shape[1]} links")
+        if part.store.manifest.timed:
+            if edge_label_time is None:
+                raise InputError("the graph has times; give that of each link, edge_label_time")
+            self._links = np.stack([with_times(part, t, ends, edge_label_time) for t, ends in zip(
+                (self._type.src, self._type.dst), self._links)])
         super().__init__(part, num_neighbors, {}, batch_size, shuffle, drop_last, seed, **others)
 
     def asked(self) -> dict[str, np.ndarray]:
-        return {str(self._type): self._links.T}
+        return {str(self._type): self._links.swapaxes(0, 1)}
 
     def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[LinkStep]:
         order = np.arange(self._total)
@@ -76,11 +87,13 @@ class LinkNeighborLoader(NeighborLoader):
         if negative is None:
             return own, *ends
         shape = ((step.size, int(negative.amount)) if negative.is_triplet() else
-                 (self._pairs(step) - step.size,))
+                 (self._pairs(step) - step.size, 1))
         counts, drawn = self.part.schema.node_counts, []
         for ntype in [self._type.src] * negative.is_binary() + [self._type.dst]:
-            every = draws.integers(0, counts[ntype], shape)
-            drawn.append(share_of(every, worker, workers).ravel())
+            every = draws.integers(0, counts[ntype], shape) if ends.ndim == 2 else sampled_at(
+                self.part, ntype, draws, np.repeat(np.resize(
+                    self._links[0, step.positions, 1], shape[0]), shape[1])).reshape(*shape, 2)
+            drawn.append(share_of(every, worker, workers).reshape(-1, *ends.shape[2:]))
         return own, np.concatenate([ends[0], *drawn[:-1]]), np.concatenate([ends[1], drawn[-1]])
 
     def _pairs(self, step: LinkStep) -> int:
@@ -91,16 +104,16 @@ class LinkNeighborLoader(NeighborLoader):
 
     def seeds(self, step: LinkStep, worker: int, workers: int) -> dict[str, np.ndarray]:
         _, *ends = self._share(step, worker, workers)
-        return {t: np.unique(np.concatenate([np.empty(0, np.int64), *(
-            nodes for of, nodes in zip((self._type.src, self._type.dst), ends) if of == t)]))
+        return {t: np.unique(np.concatenate([ends[0][:0], *(
+            each for of, each in zip((self._type.src, self._type.dst), ends) if of == t)]), axis=0)
             for t in self.part.targets}
 
     def _of_seeds(self, data: Batch, step: Any, ids: Mapping[str, np.ndarray]) -> None:
         part, negative, (src, _, dst) = self.part, self._negative, self._type
         own, *both = self._share(step.step, *part.share(step.step))
         count = len(own)
-        source, target = (torch.from_numpy(np.searchsorted(ids[t], ends)).to(part.device)
-                          for t, ends in zip((src, dst), both))
+        source, target = (torch.from_numpy(np.searchsorted(keys(ids[t]), keys(x))).to(part.device)
+                          for t, x in zip((src, dst), both))
         links = data[tuple(self._type)]
         links.input_id = torch.from_numpy(own)
         if negative is not None and negative.is_triplet():

@@ -17,6 +17,7 @@ from dgl_heta.tools import Loader, listing
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.hops import Hops, HopSampler
 from dgl_heta_pyg.relation_edges import RelationEdges, edges_in, opened
+from dgl_heta_pyg.times import add_times, check_times, keys, with_times
 
 # Arguments of PyG's loader that say how, not what, batches are made; settings say that here.
 _HOW = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "is_sorted",
@@ -63,6 +64,10 @@ class NeighborLoader(Loader):
     shuffle : whether each epoch has an order and samples of its own; default: for "train".
     drop_last : whether to leave out a last step with fewer seeds than the others.
     seed : of the order and of the samples; default: `train.seed`.
+    input_time : where the graph has times, that of each of `input_nodes`, whole numbers; default:
+        those of the task's seeds, or of the nodes' rows.
+    time_attr, temporal_strategy : as of PyG's loader. Times are those of the partition; "last" goes
+        with `train.latest`.
     others : of PyG's loader; those that say how batches are made are without effect, others are
         refused.
 
@@ -77,21 +82,26 @@ class NeighborLoader(Loader):
 
     def __init__(self, data: PartitionData | Partition, num_neighbors: Any,
                  input_nodes: Any = "train", batch_size: int = 1, shuffle: bool | None = None,
-                 drop_last: bool = False, seed: int | None = None, **others: Any) -> None:
+                 drop_last: bool = False, seed: int | None = None, input_time: Any = None,
+                 time_attr: str | None = None, temporal_strategy: str | None = None,
+                 **others: Any) -> None:
         part = part_of(data)
         if unknown := [name for name in others if name not in _HOW]:
             raise InputError(f"{type(self).__name__}'s {listing(unknown)} is not known on a "
                              "partition; leave it out")
         _check_plan(part)
-        part.store.check_untimed("dgl_heta_pyg.NeighborLoader goes")
+        check_times(part, input_time, time_attr, temporal_strategy)
         named = isinstance(input_nodes, str) and input_nodes == "train"
-        super().__init__(part, _seeds(part, input_nodes), _fanouts(part, num_neighbors), batch_size,
-                         named if shuffle is None else shuffle, seed)
+        super().__init__(part, _seeds(part, input_nodes, input_time), _fanouts(part, num_neighbors),
+                         batch_size, named if shuffle is None else shuffle, seed)
         self._drop, self._widths = drop_last, dict(part.spec(1).input_dims)
-        self._places = {t: np.argsort(ids) for t, ids in self._ids.items()}
+        self._places = {t: np.argsort(keys(ids)) for t, ids in self._ids.items()}
         known = part.store.manifest.task
-        label = part.settings.task.label or (known.label if known else "label")
-        self._labelled = [t for t in part.targets if part.store.has_array(t, label)]
+        self._array = part.settings.task.label or (known.label if known else "label")
+        # Seeds of a task have its labels, those of other times what the node has.
+        self._of_nodes = part.store.manifest.timed and not _is_split(part, input_nodes)
+        self._labelled = [t for t in part.targets if part.store.has_array(t, self._array)
+                          or (part.store.manifest.timed and not self._of_nodes)]
         total = self._total
         if not drop_last and 0 < total % self._size < part.world.size:
             raise InputError(f"of {total} seeds in steps of {self._size} the last has "
@@ -134,7 +144,9 @@ class NeighborLoader(Loader):
             store = data[ntype]
             store.x = (rows[ntype][hops.at[ntype]] if ntype in rows else torch.empty(
                 (0, self._widths[ntype]), dtype=part.learnable.dtype, device=part.device))
-            store.n_id = torch.from_numpy(nodes)
+            store.n_id = torch.from_numpy(hops.node_ids(ntype, nodes))
+            if hops.moments is not None:
+                add_times(store, part, ntype, hops.moments.seen_at(ntype, nodes))
             store.num_sampled_nodes = hops.num_nodes[ntype]
         self._of_seeds(data, step, mini.own_seeds)
         several = part.group.size > 1
@@ -154,10 +166,11 @@ class NeighborLoader(Loader):
             order, store = self._places[ntype], data[ntype]
             store.batch_size = len(seeds)
             store.input_id = torch.from_numpy(
-                order[np.searchsorted(self._ids[ntype], seeds, sorter=order)])
+                order[np.searchsorted(keys(self._ids[ntype]), keys(seeds), sorter=order)])
             if ntype in self._labelled:
-                store.y = torch.from_numpy(self.part.labels(ntype).rows(seeds)).to(
-                    self.part.device)
+                store.y = torch.from_numpy(
+                    self.part.store.array(ntype, self._array)[seeds[:, 0]] if self._of_nodes
+                    else self.part.labels(ntype).rows(seeds)).to(self.part.device)
 
 
 def _check_plan(part: Partition) -> None:
@@ -175,10 +188,18 @@ def _check_plan(part: Partition) -> None:
                          "open it by dgl_heta_pyg.open_partition, or with partition.shared=rows")
 
 
-def _seeds(part: Partition, input_nodes: Any) -> Any:
+def _is_split(part: Partition, input_nodes: Any) -> bool:
+    return isinstance(input_nodes, str) and input_nodes not in part.schema.node_counts
+
+
+def _seeds(part: Partition, input_nodes: Any, input_time: Any) -> Any:
     """The seeds as :class:`dgl_heta.tools.Loader` takes them."""
-    if isinstance(input_nodes, Mapping) or (
-            isinstance(input_nodes, str) and input_nodes not in part.schema.node_counts):
+    if _is_split(part, input_nodes):
+        if input_time is not None:
+            raise InputError(f"'{input_nodes}' has the times of the task's seeds; give input_time "
+                             "with input_nodes=(type, ids)")
+        return input_nodes
+    if isinstance(input_nodes, Mapping):
         return input_nodes
     ntype, nodes = (input_nodes, None) if isinstance(input_nodes, str) else input_nodes
     if nodes is None:
@@ -189,7 +210,8 @@ def _seeds(part: Partition, input_nodes: Any) -> Any:
             raise InputError(f"the mask of '{ntype}' has {len(nodes)} rows for "
                              f"{part.schema.node_counts[ntype]} nodes")
         nodes = np.flatnonzero(nodes)
-    return {ntype: nodes}
+    return {ntype: with_times(part, ntype, nodes, input_time) if part.store.manifest.timed
+            else nodes}
 
 
 def _fanouts(part: Partition, num_neighbors: Any) -> list[Any]:

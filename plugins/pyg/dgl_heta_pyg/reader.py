@@ -29,7 +29,8 @@ _SPLITS = {"train_idx": MASKS[0], "val_idx": MASKS[1], "valid_idx": MASKS[1], "t
 
 def read_hetero_data(data: Any, name: str, target: str | None = None,
                      num_classes: int | None = None, kind: str | None = None,
-                     unlabelled: float | None = None, fold: int | None = None) -> GraphSource:
+                     unlabelled: float | None = None, fold: int | None = None,
+                     time_attr: str | None = None) -> GraphSource:
     """Describe a `HeteroData` in memory, or what its `to_dict()` gives.
 
     Parameters
@@ -42,12 +43,13 @@ def read_hetero_data(data: Any, name: str, target: str | None = None,
     kind : of the task: classification, multilabel or regression; default: what follows from `y`.
     unlabelled : a value of `y` that stands for no label, besides NaN.
     fold : which column of masks that have several (nodes, folds), from 0.
+    time_attr : array of node or edge types with the time of each row, whole seconds.
 
     Raises
     ------
     InputError
         It is something else, a type without a number of nodes, arrays that do not fit, masks of
-        several folds where none is chosen.
+        several folds where none is chosen, times that are none.
     """
     if not isinstance(data, Mapping):
         if not all(hasattr(data, each) for each in ("to_dict", "node_types", "edge_types")):
@@ -81,7 +83,21 @@ def read_hetero_data(data: Any, name: str, target: str | None = None,
     info: dict[str, Any] = {"format": "PyG HeteroData", **({"not kept": notes} if notes else {})}
     task = None if chosen is None else node_task(chosen, num_classes, "label", node_arrays, counts,
                                                  kind, unlabelled, info)
-    return GraphSource(name, counts, edges, node_arrays, task, info, edge_arrays).without_empty()
+    times = _times({**nodes, **ends}, time_attr)
+    return GraphSource(name, counts, edges, node_arrays, task, info, edge_arrays,
+                       times=times).without_empty()
+
+
+def _times(stores: Mapping[Any, Mapping[str, Any]], name: str | None) -> dict[Any, np.ndarray]:
+    """The times of the types that have some; refused where none has."""
+    times = {} if name is None else {
+        key: _array(arrays[name]) for key, arrays in stores.items() if name in arrays}
+    for key, array in times.items():
+        if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InputError(f"{name} of '{key}' must be whole numbers, one for each row")
+    if name is not None and not times:
+        raise InputError(f"no node or edge type has '{name}', the times (time_attr)")
+    return {key: np.asarray(array, np.int64) for key, array in times.items()}
 
 
 def read_saved_hetero_data(path: Path, **options: Any) -> GraphSource:

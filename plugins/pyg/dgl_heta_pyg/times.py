@@ -1,0 +1,85 @@
+"""Seeds with times, in a graph with times: `input_time` and its kin of PyG's loaders.
+
+A node that seeds of several times see has a row for each time. PyG has one for each seed; seeds of
+one time see the same here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta import InputError, Partition
+from dgl_heta.tools import check_rows
+
+_PAIR = np.dtype([("node", np.int64), ("time", np.int64)])
+
+
+def check_times(part: Partition, given: Any, attribute: str | None, strategy: str | None = None
+                ) -> None:
+    """Refuse arguments of PyG's loaders that the partition cannot do as they say.
+
+    Parameters
+    ----------
+    given : times of the seeds, if any.
+    attribute, strategy : `time_attr`, `temporal_strategy`.
+    """
+    timed, latest = part.store.manifest.timed, part.settings.train.latest
+    if (given is not None or attribute is not None) and not timed:
+        raise InputError("seeds have times, but the graph of the partition has none; partition the "
+                         "HeteroData with its times (data.pt:time_attr=time)")
+    if strategy not in (None, "uniform", "last"):
+        raise InputError(f"temporal_strategy is {strategy!r}; known are 'uniform' and 'last'")
+    if strategy is not None and (strategy == "last") != latest:
+        raise InputError(f"temporal_strategy is {strategy!r}, but the partition is open with "
+                         f"train.latest = {latest}; open it with dgl_heta_pyg.open_partition("
+                         f"directory, ['train.latest={strategy == 'last'}'])")
+
+
+def with_times(part: Partition, ntype: str, nodes: np.ndarray, given: Any) -> np.ndarray:
+    """Nodes at times, int64 (n, 2): those that are given, or those of their rows."""
+    rows = part.store.row_times(ntype)
+    if given is None:
+        if rows is None:
+            raise InputError(f"the graph has times, but nodes of '{ntype}' have none of their own; "
+                             "give the time of each seed, as input_time or edge_label_time")
+        given = rows[nodes]
+    times = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
+    if times.shape != nodes.shape or times.dtype.kind not in "iu":
+        raise InputError(f"times are {times.dtype}{list(times.shape)}; give a whole number for "
+                         f"each of {len(nodes)} seeds")
+    pairs = np.stack([nodes, times.astype(np.int64)], 1)
+    if rows is not None:
+        check_rows(pairs, rows, ntype)
+    return pairs
+
+
+def keys(seeds: np.ndarray) -> np.ndarray:
+    """Seeds as numbers that can be sorted: nodes (n,), or nodes at times (n, 2)."""
+    return seeds if seeds.ndim == 1 else np.ascontiguousarray(seeds).view(_PAIR).ravel()
+
+
+def add_times(store: Any, part: Partition, ntype: str, seen_at: np.ndarray) -> None:
+    """Give a batch's rows of a type `seed_time`, the time at which each is seen, and `time`, that
+    of the node itself where it has one."""
+    store.seed_time = torch.from_numpy(seen_at)
+    rows = part.store.row_times(ntype)
+    if rows is not None:
+        store.time = torch.from_numpy(rows[store.n_id.numpy()])
+
+
+def sampled_at(part: Partition, ntype: str, draws: np.random.Generator, times: np.ndarray
+               ) -> np.ndarray:
+    """Draw a node of a type for each time, evenly among those that are there then; pairs (n, 2)."""
+    rows = part.store.row_times(ntype)
+    if rows is None:
+        return np.stack([draws.integers(0, part.schema.node_counts[ntype], len(times)), times], 1)
+    order = np.argsort(rows, kind="stable")
+    known = np.searchsorted(rows[order], times, "right")
+    if not known.all():
+        raise InputError(f"no node of '{ntype}' is there at {times[known == 0][0]}, so that no "
+                         "negative one can be drawn")
+    return np.stack([order[draws.integers(0, known)], times], 1)
