@@ -106,9 +106,9 @@ _LAZY = {
     "DistributedModel": "dgl_heta.training.distributed",
     "Place": "dgl_heta.training.batches",
     "Moments": "dgl_heta.sampling.moments",
-    "Proofs": "dgl_heta.training.step_proof",
+    "StepProof": "dgl_heta.training.step_proof",
+    "TrainingSetting": "dgl_heta.training.step_proof",
     "NotProvedError": "dgl_heta.proof.copies",
-    "items_of": "dgl_heta.system.nested",
     "GroupExchange": "dgl_heta.raf.exchange",
     "worker_main": "dgl_heta.launch.worker:main",
     "InEdges": "dgl_heta.sampling.blocks",
@@ -132,19 +132,19 @@ __all__ = [
     "ALWAYS", "COMPILES", "MASKS", "PUBLIC", "REVERSE", "Advance", "ArrayFile", "AsJson", "Block",
     "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "LinkStep",
     "Loader", "MiniBatch", "NodeIds", "NodeShape", "NotProvedError", "Patch", "PatchTable",
-    "PeerLostError", "Place", "Plugins", "Proofs", "RelationBlock", "RelationShape", "Relations",
-    "SettingsOptions", "Shape", "StaticFeatures", "TextFile", "Traffic", "agrees", "as_text",
-    "changed", "check_archive", "check_file", "check_room", "check_source", "config_name",
-    "data_parallel", "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width",
-    "homes", "init_workers", "initial_rows", "is_part_config", "items_of", "joined_labels",
-    "kernel", "known_entries", "listing", "load_settings", "log_line", "make_request",
-    "mapped_files", "masks_of", "nearest", "new_array", "new_directory", "new_rows", "node_array",
-    "node_mask", "node_task", "open_input", "optional", "out", "part_tensor", "patch_all",
-    "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch", "print_json", "progress",
-    "quoted", "read_dgl_graph", "read_section", "read_signed", "read_toml", "replacing", "reserve",
-    "run_workers", "scratch_directory", "section_name", "share_of", "sort_of", "state_of", "table",
-    "table_features", "task_columns", "with_reverse", "worker_main", "wrapper_for_any_graph",
-    "write_atomic", "write_signed",
+    "PeerLostError", "Place", "Plugins", "RelationBlock", "RelationShape", "Relations",
+    "SettingsOptions", "Shape", "StaticFeatures", "StepProof", "TextFile", "Traffic",
+    "TrainingSetting", "agrees", "as_text", "changed", "check_archive", "check_file", "check_room",
+    "check_source", "config_name", "data_parallel", "file_sum", "gather_rows", "generate",
+    "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
+    "is_part_config", "joined_labels", "kernel", "known_entries", "listing", "load_settings",
+    "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array", "new_directory",
+    "new_rows", "node_array", "node_mask", "node_task", "open_input", "optional", "out",
+    "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch",
+    "print_json", "progress", "quoted", "read_dgl_graph", "read_section", "read_signed",
+    "read_toml", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
+    "share_of", "sort_of", "state_of", "table", "table_features", "task_columns", "with_reverse",
+    "worker_main", "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -203,14 +203,13 @@ if TYPE_CHECKING:
     from dgl_heta.system.jit import COMPILES, kernel
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
-    from dgl_heta.system.nested import items_of
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
     from dgl_heta.training.batches import Place
     from dgl_heta.training.distributed import DistributedModel
     from dgl_heta.training.loader import Loader
-    from dgl_heta.training.step_proof import Proofs
+    from dgl_heta.training.step_proof import StepProof, TrainingSetting
     from dgl_heta.training.tasks import LinkStep
     from dgl_heta.training.tasks.task import share_of
 

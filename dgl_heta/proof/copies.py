@@ -143,7 +143,8 @@ def _twin(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     for part in module.modules():
         if isinstance(part, DistributedDataParallel):
             memo[id(part)] = Unwrapped(copy.deepcopy(unwrap(part), memo))
-    for part in usual:
+    # From within: what copies itself, as a `torch.fx.GraphModule` does, looks at its parts.
+    for part in reversed(usual):
         for name, value in part.__getstate__().items():
             if type(value) in (dict, OrderedDict) and (not value or name in _REGISTERED):
                 value = type(value)((key, copy.deepcopy(x, memo)) for key, x in value.items())

@@ -23,7 +23,7 @@ from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_
 from dgl_heta.training.checkpoint_files import positions
 from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
-from dgl_heta.training.step_proof import Proofs, StepProof
+from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.worker_partition import WorkerPartition
 
 
@@ -50,7 +50,8 @@ class DistributedModel(nn.Module):
     timed : the context in which a stage of a step ("fetch", "forward") runs.
     """
 
-    proof: Proofs | None = None
+    proof: StepProof | None = None
+    proved_by = StepProof
 
     def __init__(self, module: nn.Module, part: WorkerPartition,
                  wrapper: ModuleWrapper | None = None, owned: Callable[[], int] = lambda: 0,
@@ -66,8 +67,8 @@ class DistributedModel(nn.Module):
         self._timed, wrapper = timed, wrapper or Raf()
         self.wrapped = wrapper.wrap(RafModule(module, part.group) if merged is None else merged,
                                     WrapContext(part.world, part.group, owned))
-        if merged is None and any(len(ranks) > 1 for ranks in part.plan.groups):
-            self.proof = StepProof(part, wrapper)
+        if any(len(ranks) > 1 for ranks in part.plan.groups):
+            self.proof = self.proved_by(part, wrapper)
         self._backward, self._hooks = BackwardEnd(), list[Any]()
         self._runs: set[Path] = set()
         self._before: list[Tensor | None] | None = None
@@ -92,8 +93,8 @@ class DistributedModel(nn.Module):
         with self._timed("forward"), self.precision():
             outputs = {t: widened(x) for t, x in self.wrapped(batch.mini_batch(), rows).items()}
         if train:
-            if isinstance(self.proof, StepProof):
-                self.proof.prove(self.module, batch, rows, outputs)
+            if self.proof is not None:
+                self.proof.prove(self.module, batch, rows, outputs.values())
             self.await_backward(outputs.values())
         return outputs
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -42,14 +42,9 @@ from dgl_heta.training.worker_partition import WorkerPartition
 log = logging.getLogger("dgl_heta")
 
 
-class Proofs:
-    """Which steps of a partition are proved (`run.prove`), and what came of it.
-
-    What proofs send is counted by the cause `proof`.
-
-    Parameters
-    ----------
-    told : why none can be.
+class StepProof:
+    """Proves steps of a partition with several workers a group (`run.prove`); all make it and call
+    it alike. What proofs send is counted by the cause `proof`.
 
     Attributes
     ----------
@@ -58,44 +53,30 @@ class Proofs:
     told : why steps are not proved, or one was not.
     """
 
-    def __init__(self, part: WorkerPartition, told: str | None = None) -> None:
-        self.proved, self.seconds, self.told = 0, 0.0, told
-        self._part = part
-        self._schedule = Schedule.parse("off" if told else part.settings.run.prove)
-        if told and part.rank == 0:
-            log.warning("not proved: %s", told)
+    def __init__(self, part: WorkerPartition, wrapper: ModuleWrapper) -> None:
+        self.proved, self.seconds, self.told = 0, 0.0, _never(part, wrapper)
+        self._part, self._traffic = part, part.traffic[0]
+        self._schedule = Schedule.parse("off" if self.told else part.settings.run.prove)
+        if self.told and part.rank == 0:
+            log.warning("not proved: %s", self.told)
 
     def due(self, place: Place | None) -> bool:
         """Return whether to prove a step; the same on all workers."""
         return place is not None and not self._schedule.off and self._schedule.due(
             self._part.settings.train.seed, *place)
 
-    def compared(self, compare: Callable[[], str | None], started: float) -> str | None:
-        """What a comparison finds different, None or "" if nothing is; counted and timed, from
-        `started` on. Where it raises NotProvedError, on all workers, that is told once."""
-        try:
-            text = compare()
-            self.proved += not text
-        except NotProvedError as reason:
-            if self.told is None and self._part.rank == 0:
-                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
-            self.told, text = self.told or str(reason), None
-        finally:
-            self.seconds += time.perf_counter() - started
-        return text
+    def setting(self, batch: Batch) -> TrainingSetting:
+        """How a batch is computed both ways."""
+        return TrainingSetting(self._part, batch)
 
-
-class StepProof(Proofs):
-    """Proves steps of a partition with several workers a group; all make it and call it alike."""
-
-    def __init__(self, part: WorkerPartition, wrapper: ModuleWrapper) -> None:
-        super().__init__(part, _never(part, wrapper))
-        self._traffic = part.traffic[0]
-
-    def prove(self, model: nn.Module, batch: Batch, inputs: dict[str, Tensor],
-              outputs: dict[str, Tensor]) -> None:
+    def prove(self, model: nn.Module, batch: Batch, inputs: Mapping[str, Any],
+              outputs: Iterable[Tensor]) -> None:
         """Compare a step with the plain way, before its backward pass, where one is due; not if an
         output of any worker is NaN or infinite, as then all that is compared is.
+
+        Parameters
+        ----------
+        inputs : what the model is given with the blocks.
 
         Raises
         ------
@@ -105,22 +86,29 @@ class StepProof(Proofs):
         part, started = self._part, time.perf_counter()
         if not self.due(batch.place):
             return
-        wrong = torch.tensor([float(not all(rows.isfinite().all() for rows in outputs.values()))])
+        wrong = torch.tensor([float(not all(rows.isfinite().all() for rows in outputs))])
         if part.world.all_reduce(wrong, "max", CAUSE).item():
             return
-        setting, mini = _TrainingSetting(part, batch), batch.mini_batch()
+        setting = self.setting(batch)
+        mini = setting.whole()
         ids = levels(mini, setting.types)
         call = Call(
             model, {"args": [mini, inputs], "kwargs": {}}, ids, complete(mini, ids),
             first=0, complete=True, trained=True, drawn=False,
             seed=hash_key(batch.number, 1) >> 2,
             replicas=part.settings.train.learnable == "replica")
-        handle = model.register_forward_pre_hook(_exchange_of_batch)
+        handle, text = model.register_forward_pre_hook(_exchange_of_batch), None
         try:
-            text = self.compared(Proof(setting, call).verdict, started)
+            text = Proof(setting, call).verdict()
+            self.proved += text is None
+        except NotProvedError as reason:  # on all workers; told once
+            if self.told is None and part.rank == 0:
+                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
+            self.told = self.told or str(reason)
         finally:
             handle.remove()
             self._traffic.bytes[CAUSE] += sum(setting.traffic.bytes.values())
+            self.seconds += time.perf_counter() - started
         if text is not None:
             raise HetaError(text)
 
@@ -157,25 +145,29 @@ def _exchange_of_batch(model: nn.Module, args: tuple[Any, ...]) -> None:
             part.exchange = args[0].exchange or Alone()
 
 
-class _TrainingSetting:
+class TrainingSetting:
     """The parts of a run that a proof needs; see :class:`dgl_heta.proof.proving.Setting`."""
 
     def __init__(self, part: WorkerPartition, batch: Batch) -> None:
-        self._part, self._batch = part, batch
+        self.part, self.batch = part, batch
         self.traffic = Traffic()
         self.world, self.group = (comm.counted_by(self.traffic)
                                   for comm in (part.world, part.group))
         self.relations = part.store.schema.relations
         self.types: Sequence[str] = part.store.schema.node_types
         self.nones = False
-        self._exchange = GroupExchange(self.group)
+        self.exchange = GroupExchange(self.group)
         self._scope = SamplingScope.of(data_parallel(part.plan), 0)
 
+    def whole(self) -> MiniBatch:
+        """The batch."""
+        return self.batch.mini_batch()
+
     def sample(self, most: int) -> MiniBatch:
-        seeds = fewer_seeds(self._batch.mini_batch(), most)
+        seeds = fewer_seeds(self.whole(), most)
         if seeds is None:
-            return self._batch.mini_batch()
-        return self._batch.again(seeds, self.group)
+            return self.whole()
+        return self.batch.again(seeds, self.group)
 
     def shared(self, value: Any) -> bool:
         return isinstance(value, GroupExchange | Comm)
@@ -185,8 +177,8 @@ class _TrainingSetting:
 
     def ours(self, batch: MiniBatch) -> Instead:
         with torch.inference_mode(False), torch.enable_grad():
-            self._exchange.chain = Chain()
-        return lambda given: _instead(_Given(**vars(batch), exchange=self._exchange), given)
+            self.exchange.chain = Chain()
+        return lambda given: _instead(_Given(**vars(batch), exchange=self.exchange), given)
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         scope, seeds = self._scope, {t: ids[-1][t] for t in self._scope.targets}
@@ -198,7 +190,7 @@ class _TrainingSetting:
         blocks = [self._plain_block(i + 1, layer, counts[i], counts[i + 1], shares)
                   for i, layer in enumerate(layers)]
         batch = _Given(blocks, {t: ids[0][t] for t in types}, seeds, dict(seeds), exchange=Alone())
-        batch.to(self._part.device)
+        batch.to(self.part.device)
         return lambda given: _instead(batch, given)
 
     def _plain_block(self, number: int, layer: PlainLayer, sources: dict[str, int],
@@ -223,7 +215,7 @@ class _TrainingSetting:
         return nullcontext()
 
     def chain(self) -> list[Tensor]:
-        return self._exchange.chain.tokens
+        return self.exchange.chain.tokens
 
     def unused(self) -> set[LinkId]:
         return set()

@@ -108,7 +108,7 @@ class _Convolution(nn.Module):
         if self.aggr not in self.aggrs:
             raise InputError(f"{type(self).__name__} of aggr={self.aggr!r} cannot be merged over "
                              f"workers; use {' or '.join(self.aggrs)}, or one worker (--parts 1)")
-        rows = {t: len(nodes) for t, nodes in given[0].hops.nodes.items()}
+        rows = {t: len(nodes) for t, nodes in given[0].origin.hops.nodes.items()}
         one = given[0].relation
         self.__dict__.update(weights=None, rows=rows if one is None else {one.dst: rows[one.dst]})
         return self.merged(*args, **kwargs)

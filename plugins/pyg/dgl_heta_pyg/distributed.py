@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
 from dgl_heta import HetaError, InputError, Partition
-from dgl_heta.tools import DistributedModel
+from dgl_heta.tools import DistributedModel, GroupExchange
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.merging import Merging, check_rows
-from dgl_heta_pyg.proof import HopProof, evaluating
+from dgl_heta_pyg.proof import HopProof
 from dgl_heta_pyg.relation_edges import edges_in
 
 
@@ -25,38 +24,37 @@ class DistributedPyG(DistributedModel):
     :class:`dgl_heta.training.distributed.DistributedModel`.
     """
 
+    proved_by = HopProof
+
     def __init__(self, module: nn.Module, part: Partition) -> None:
-        several = part.group.size > 1
-        proof = HopProof(part) if several else None
-        merging = Merging(module, part.group) if several else None
+        merging = (Merging(module, part.group, GroupExchange(part.group))
+                   if part.group.size > 1 else None)
         super().__init__(module, part, merged=merging or module)
-        self.proof = proof
         self._merging = [merging]  # in a list: parameters of it are those of `module`
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns, complete for the own seeds. All workers must call it alike."""
         (merging,) = self._merging
         edges = edges_in((args, kwargs))
-        hops = edges[0].hops if edges else None
-        if merging is not None and hops is None:
+        origin = edges[0].origin if edges else None
+        if merging is not None and origin is None:
             raise InputError("the distributed model was called without the edges of a batch of "
                              "dgl_heta_pyg.NeighborLoader; give it batch.x_dict and "
                              "batch.edge_index_dict as they are")
         train = self.begin()
         learnable = self.part.learnable
-        if train and hops is not None and learnable.counts and hops.reads != learnable.reads:
+        if train and origin and learnable.counts and origin.reads != learnable.reads:
             raise HetaError("another batch was read after this one, so this one's learnable rows "
                             "collect no gradients; iterate over batches that are not trained on "
                             "under torch.no_grad()")
-        if isinstance(self.proof, HopProof) and merging and hops and (
-                self.proof.due(hops.place if train else None)):
-            self.unheard()  # of an earlier batch: what a proof differentiates is no backward pass
-            self.proof.prove(self.module, partial(merging, hops), hops, (args, kwargs))
         with self.precision():
-            outputs = (self.module(*args, **kwargs) if merging is None
-                       else merging(hops, args, kwargs))
+            outputs = (merging(origin.hops, args, kwargs) if merging and origin
+                       else self.module(*args, **kwargs))
         if train:
-            self.await_backward(x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor))
+            rows = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor)]
+            if isinstance(self.proof, HopProof) and origin:
+                self.proof.compare(self.module, origin, (args, kwargs), rows)
+            self.await_backward(rows)
         return outputs
 
 
@@ -85,12 +83,16 @@ def _find_sizes(model: nn.Module, part: Partition) -> None:
     """Let layers of size -1 meet a node of each type, without edges."""
     widths, none = part.spec(1).input_dims, torch.empty((2, 0), dtype=torch.int64)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()  # so that nothing is counted, such as a batch norm's averages
     try:
-        # So that nothing is counted, such as a batch norm's averages.
-        with torch.no_grad(), evaluating(model):
+        with torch.no_grad():
             model({t: torch.zeros(1, widths[t], dtype=dtype) for t in part.schema.node_types},
                   {tuple(r): none for r in part.schema.relations})
     except Exception as error:
         raise InputError(f"{type(model).__name__} has layers without a size (-1) and cannot be "
                          f"called with x_dict and edge_index_dict alone ({error}); give the sizes, "
                          "or call it once, before distribute, with a node of each type") from error
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -8,7 +8,7 @@ worker that has them: only seeds are merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import HetaError, Relation, Schema
-from dgl_heta.tools import Comm, MiniBatch, Moments, Place, RelationBlock
+from dgl_heta.tools import Comm, MiniBatch, Moments, RelationBlock
 
 
 @dataclass
@@ -29,17 +29,16 @@ class Hops:
     seeds : node type → how the group's seeds, its leading rows, are shared by the workers.
     nodes : node type → node ids of its rows, int64; of a graph with times, numbers of the pairs of
         nodes and times that its rows are of, see `moments`.
-    moments : the times of the seeds; None in a graph without times.
     at : node type → where the input features of its rows are among those that are read, int64.
     num_nodes, num_edges : node type, relation → rows and edges of each hop.
     edges : relation → (2, edges) int64, sources and destinations.
     edge_ids : relation → int64, places of the edges in the graph as it was given; of those
         relations for which they are asked for.
     covered : relation → bool (seeds,), the seeds whose in-edges by it are sampled here.
-    place : where the batch is in training.
     once : node type → bool (rows,), the rows that this worker counts where all workers' are counted
-        together, each node of a hop once: the first worker that has them; see :class:`Joint`.
-    reads : the read of learnable rows that the batch's came from.
+        together, each node of a hop once: that of the first worker.
+    moments : the times of the seeds; None in a graph without times.
+    row_times : node type → the times of all nodes, int64, of types that have some.
     """
 
     seeds: dict[str, Any]
@@ -50,22 +49,65 @@ class Hops:
     edges: dict[Relation, Tensor] = field(default_factory=dict)
     edge_ids: dict[Relation, np.ndarray] = field(default_factory=dict)
     covered: dict[Relation, Tensor] = field(default_factory=dict)
-    place: Place | None = None
     once: dict[str, Tensor] = field(default_factory=dict)
-    reads: int = 0
     moments: Moments | None = None
+    row_times: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def node_ids(self, ntype: str, rows: np.ndarray) -> np.ndarray:
         """The node ids of some of `nodes`."""
         return rows if self.moments is None or not len(rows) else self.moments.nodes(ntype, rows)
 
+    def of_rows(self, ntype: str) -> dict[str, np.ndarray]:
+        """What PyG's batches have of rows of a type: `n_id`, and in a graph with times `seed_time`,
+        at which each is seen, and `time`, that of the node where it has one; int64."""
+        rows = self.nodes[ntype]
+        found = {"n_id": self.node_ids(ntype, rows)}
+        if self.moments is not None:
+            found["seed_time"] = self.moments.seen_at(ntype, rows) if len(rows) else rows
+        if ntype in self.row_times:
+            found["time"] = self.row_times[ntype][found["n_id"]]
+        return found
+
     def find_once(self, group: Comm) -> None:
         """Agree with the workers of the group on `once`."""
-        own = Joint(group, self, "control").once.to(next(iter(self.at.values())).device)
+        hops = np.concatenate([*self.num_nodes.values()])  # of all types
+        rows = np.stack([np.repeat(np.arange(len(hops)), hops),
+                         np.concatenate([*self.nodes.values()])], 1)
+        sizes = group.all_gather_json(len(rows), "control")
+        every = group.all_gather_rows(torch.from_numpy(rows), sizes, "control").numpy()
+        mask = np.zeros(len(every), bool)
+        mask[np.unique(every, axis=0, return_index=True)[1]] = True
+        device = next(iter(self.at.values())).device
+        own = torch.from_numpy(mask).split(sizes)[group.rank].to(device)
         self.once = dict(zip(self.nodes, own.split([*map(len, self.nodes.values())])))
 
     def on_device(self) -> list[dict[Any, Tensor]]:
         return [self.at, self.edges, self.covered]
+
+
+@dataclass
+class Origin:
+    """What a batch was made of; its edges know it.
+
+    Attributes
+    ----------
+    step : the batch of the core that has the graph.
+    reads : the read of learnable rows that its own came from.
+    own : what the batch has besides edges: the value, the node type or relation, the name, and
+        the number of the graph of one type that has it, None for the batch itself.
+    ones : the arguments by which graphs of one type were made of the batch.
+    """
+
+    hops: Hops
+    step: Any = None
+    reads: int = 0
+    own: list[tuple[Any, Any, str, int | None]] = field(default_factory=list)
+    ones: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def note(self, stores: Iterable[Any], one: int | None = None) -> None:
+        """Note what stores of a batch, or of a graph that was made of it, have."""
+        self.own += [(value, store._key, name, one) for store in stores
+                     for name, value in store.items() if name != "edge_index"]
 
 
 @dataclass
@@ -86,17 +128,20 @@ class HopBatch(MiniBatch):
 class HopSampler:
     """Samples graphs, hop by hop, by a sampler of the core.
 
-    `ids_of` has of a relation the place of each edge of its CSC in the graph as it was given.
+    `ids_of` has of a relation the place of each edge of its CSC in the graph as it was given;
+    `row_times` the times of nodes.
     """
 
-    def __init__(self, sampler: Any, schema: Schema,
+    def __init__(self, sampler: Any, schema: Schema, row_times: Mapping[str, np.ndarray],
                  ids_of: Mapping[Relation, Callable[[], np.ndarray]]) -> None:
         self._sampler, self._schema, self._ids_of = sampler, schema, ids_of
+        self._row_times = row_times
 
     def sample(self, seeds: Mapping[str, np.ndarray], shares: Mapping[str, Any], step: int,
-               without: None = None) -> HopBatch:
+               without: None = None, deliver: None = None) -> HopBatch:
         """The graph of a step, of the group's seeds in canonical order."""
-        depth, schema, hops = self._sampler.scope.hops, self._schema, Hops(dict(shares))
+        depth, schema, hops = self._sampler.scope.hops, self._schema, Hops(
+            dict(shares), row_times=self._row_times)
         rows = {t: shares[t].local(torch.from_numpy(ids)).numpy() for t, ids in seeds.items()}
         batch = HopBatch([], {}, rows, {t: ids[:shares[t].own] for t, ids in rows.items()},
                          hops=hops)
@@ -147,40 +192,6 @@ def _check_whole(rows: Mapping[str, np.ndarray], found: Sequence[RelationBlock],
         if len(nodes) and (lacking := [r for r in schema.into[ntype] if r not in here]):
             raise HetaError(f"this worker has rows of '{ntype}' that are no seeds, but not their "
                             f"in-edges by '{lacking[0]}'; make the partition again")
-
-
-class Joint:
-    """The rows of a group's workers as those of one graph, where a node has one row in each hop.
-
-    Its rows stand one node type after the other, those of a type hop by hop, this worker's seeds
-    first. All workers of the group make it alike.
-
-    Attributes
-    ----------
-    counts : the rows of each hop of each type.
-    at : for each worker, where each of its rows is among them, int64.
-    once : bool, the rows of this worker that no worker before it has, and none of its own.
-    """
-
-    def __init__(self, group: Comm, hops: Hops, cause: str) -> None:
-        own = [count for of in hops.num_nodes.values() for count in of]
-        counts = group.all_gather_json(own, cause)
-        sizes = [*map(sum, counts)]
-        kinds = np.concatenate([np.repeat(np.arange(len(of)), of) for of in counts])
-        nodes: np.ndarray = group.all_gather_rows(
-            torch.from_numpy(np.concatenate([*hops.nodes.values()])), sizes, cause).numpy().copy()
-        for number, (ntype, ids) in enumerate(hops.nodes.items()):
-            if ntype in hops.seeds:
-                seeds, place = np.unique(ids[:hops.seeds[ntype].total], return_index=True)
-                here = kinds == number * (len(own) // len(hops.nodes))
-                nodes[here] = place[np.searchsorted(seeds, nodes[here])]
-        keys = kinds * (nodes.max(initial=0) + 1) + nodes
-        _, first, at = np.unique(keys, return_index=True, return_inverse=True)
-        once = np.zeros(len(keys), bool)
-        once[first] = True
-        self.counts = np.bincount(kinds[first], minlength=len(own))
-        self.at = torch.from_numpy(at).split(sizes)
-        self.once = torch.from_numpy(once).split(sizes)[group.rank]
 
 
 _NONE = np.empty(0, np.int64)

@@ -15,9 +15,9 @@ from torch_geometric.data import Data, HeteroData
 from dgl_heta import InputError, Partition
 from dgl_heta.tools import Loader, listing
 from dgl_heta_pyg.data import PartitionData, part_of
-from dgl_heta_pyg.hops import Hops, HopSampler
+from dgl_heta_pyg.hops import Hops, HopSampler, Origin
 from dgl_heta_pyg.relation_edges import RelationEdges, edges_in, opened
-from dgl_heta_pyg.times import add_times, check_times, keys, with_times
+from dgl_heta_pyg.times import check_times, keys, with_times
 
 # Arguments of PyG's loader that say how, not what, batches are made; settings say that here.
 _HOW = ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "is_sorted",
@@ -45,7 +45,24 @@ class Batch(HeteroData):
                 if name not in ("y", "input_id", "batch_size") and "label" not in name})
         data = whole.to_homogeneous(*args, **kwargs)
         if guarded:
-            data.edge_index = RelationEdges.of(data.edge_index, None, guarded[0].hops)
+            origin = guarded[0].origin
+            data.edge_index = RelationEdges.of(data.edge_index, None, origin)
+            origin.note(data.stores, len(origin.ones))
+            origin.ones.append((args, kwargs))
+        return data
+
+    @classmethod
+    def of(cls, hops: Hops, x: Mapping[str, Tensor], origin: Origin | None = None) -> Batch:
+        """The batch of a graph and the input rows of its nodes; with an origin its edges are for
+        convolutions alone."""
+        data = cls()
+        for ntype, counts in hops.num_nodes.items():
+            of_rows = {name: torch.from_numpy(of) for name, of in hops.of_rows(ntype).items()}
+            data[ntype].update({"x": x[ntype], **of_rows, "num_sampled_nodes": counts})
+        for relation, edges in hops.edges.items():
+            data[tuple(relation)].update({
+                "edge_index": RelationEdges.of(edges, relation, origin) if origin else edges,
+                "num_sampled_edges": hops.num_edges[relation]})
         return data
 
 
@@ -112,8 +129,11 @@ class NeighborLoader(Loader):
         part = self.part
         sampler = part.sampler(fanouts, seed=seed, apart=apart)
         own = {r for layer in part.plan.partitions[part.rank].layers.values() for r in layer}
-        return HopSampler(sampler, part.schema, {r: partial(part.store.edge_ids, r) for r in (
-            part.schema.relations) if r in own and part.store.has_edge_ids(r)})
+        times = {t: part.store.row_times(t) for t in part.schema.node_types}
+        return HopSampler(
+            sampler, part.schema, {t: of for t, of in times.items() if of is not None},
+            {r: partial(part.store.edge_ids, r) for r in part.schema.relations
+             if r in own and part.store.has_edge_ids(r)})
 
     @property
     def _total(self) -> int:
@@ -136,28 +156,20 @@ class NeighborLoader(Loader):
     def _batch(self, step: Any) -> Batch:
         part, mini = self.part, step.mini_batch()
         hops: Hops = mini.hops
-        rows, data = step.inputs(torch.is_grad_enabled()), Batch()
-        hops.place = step.place
-        hops.reads = part.learnable.reads
+        rows = step.inputs(torch.is_grad_enabled())
+        origin = Origin(hops, step, part.learnable.reads) if part.group.size > 1 else None
+        data = Batch.of(hops, {t: rows[t][at] if t in rows else torch.empty(
+            (0, self._widths[t]), dtype=part.learnable.dtype, device=part.device)
+            for t, at in hops.at.items()}, origin)
         data.__dict__["_mean"] = step.mean
-        for ntype, nodes in hops.nodes.items():
-            store = data[ntype]
-            store.x = (rows[ntype][hops.at[ntype]] if ntype in rows else torch.empty(
-                (0, self._widths[ntype]), dtype=part.learnable.dtype, device=part.device))
-            store.n_id = torch.from_numpy(hops.node_ids(ntype, nodes))
-            if hops.moments is not None:
-                add_times(store, part, ntype, hops.moments.seen_at(ntype, nodes))
-            store.num_sampled_nodes = hops.num_nodes[ntype]
         self._of_seeds(data, step, mini.own_seeds)
-        several = part.group.size > 1
-        for relation, edges in hops.edges.items():
+        for relation, ids in hops.edge_ids.items():
             of = data[tuple(relation)]
-            of.edge_index = RelationEdges.of(edges, relation, hops) if several else edges
-            of.num_sampled_edges = hops.num_edges[relation]
-            if relation in hops.edge_ids:
-                of.e_id = torch.from_numpy(hops.edge_ids[relation])
-                for name, array in part.store.edge_arrays(relation).items():
-                    of[name] = torch.from_numpy(array[hops.edge_ids[relation]]).to(part.device)
+            of.e_id = torch.from_numpy(ids)
+            for name, array in part.store.edge_arrays(relation).items():
+                of[name] = torch.from_numpy(array[ids]).to(part.device)
+        if origin is not None:
+            origin.note(data.stores[1:])
         return data
 
     def _of_seeds(self, data: Batch, step: Any, ids: Mapping[str, np.ndarray]) -> None:

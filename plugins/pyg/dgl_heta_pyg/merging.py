@@ -27,12 +27,11 @@ _AGREED = 2
 
 
 class Merging(nn.Module):
-    """A model whose convolutions are merged over a group of several workers."""
+    """A model whose convolutions are merged over a group of several workers, by an exchange."""
 
-    def __init__(self, module: nn.Module, group: Comm) -> None:
+    def __init__(self, module: nn.Module, group: Comm, exchange: GroupExchange) -> None:
         super().__init__()
-        self.module, self._group = module, group
-        self.exchange = GroupExchange(group)
+        self.module, self._group, self.exchange = module, group, exchange
         self.hops: Any = None  # the graph of the batch, in a forward pass
         self._merged, self._passes, self._agree = 0, [0, 0], False
         convs = _outermost(module)

@@ -1,302 +1,191 @@
-"""The proof of PyG models (`run.prove`): a call once more, on the edges that one worker would have.
+"""The proof of PyG models (`run.prove`): the core's, for which a row of a hop is a node.
 
-What a row below the seeds is computed from follows from its node and its hop alone
-(:mod:`dgl_heta_pyg.hops`). So the batch of one worker is those of the group's workers beside each
-other, with the seeds in common. The model is run on it as it was given, without dropout; outputs of
-own seeds and gradients must be those of the merged model.
+A row is computed from its node and its hop alone (:mod:`dgl_heta_pyg.hops`). So pairs of both are
+the ids of nodes in what the core compares: it finds from the edges of all workers of the group
+what one worker by itself would have, for the seeds of all, and runs a copy of the model on either.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch_geometric.nn import HANConv, HeteroBatchNorm
 
-from dgl_heta import HetaError, Partition
-from dgl_heta.tools import Comm, NotProvedError, Place, Proofs, items_of
-from dgl_heta_pyg.hops import Hops, Joint
+from dgl_heta.tools import (
+    Block,
+    LinkStep,
+    MiniBatch,
+    NotProvedError,
+    Place,
+    RelationBlock,
+    StepProof,
+    TrainingSetting,
+)
+from dgl_heta_pyg.hops import Hops, Origin
+from dgl_heta_pyg.loader import Batch
+from dgl_heta_pyg.merging import Merging
 from dgl_heta_pyg.relation_edges import RelationEdges
 
-_CAUSE = "proof"
-Call = Callable[[Any, Any], Any]
-Leaf = tuple[str, Tensor]
+_HOP = 1 << 48
+"""What the ids of a hop are more by than those of the hop above."""
+_OF_LINKS = ("edge_label_index", "edge_label", "input_id")
+Run = Callable[[nn.Module, Any, Any], Any]
 
 
-class HopProof(Proofs):
-    """Proves steps of a model on several workers; all make it and call it alike."""
-
-    def __init__(self, part: Partition) -> None:
-        super().__init__(part, None)
-        self._group = part.group
+class HopProof(StepProof):
+    """Proves steps of a PyG model on several workers; all make it and call it alike."""
 
     def due(self, place: Place | None) -> bool:
-        """Return whether to prove a step: the first call in any case."""
-        first = not self._schedule.off and not self.proved and not self.told
+        """Return whether to prove a step: the first call that is trained on, in any case."""
+        first = not (self._schedule.off or self.proved or self.told)
         return first or super().due(place)
 
-    def prove(self, module: nn.Module, merged: Call, hops: Hops, given: Any) -> None:
-        """Compare a call of the merged model, `(args, kwargs)`, with one of the model by itself.
+    def setting(self, batch: Any) -> HopSetting:
+        return HopSetting(self._part, batch)
 
-        Raises
-        ------
-        HetaError
-            They differ: on all workers.
-        """
-        with evaluating(module), torch.enable_grad():
-            differs = self.compared(partial(self._compared, module, merged, hops, given),
-                                    time.perf_counter())
-        if differs:
-            raise HetaError(
-                f"{type(module).__name__} does not compute on several workers what it computes on "
-                f"one: {differs}. Usual causes: nodes of a batch that are taken together (a mean, "
-                "a softmax or a normalisation over rows), of which no worker has all; edges that "
-                "are read outside of a convolution. Compute each row from its own edges, or use "
-                "one worker (--parts 1); run.prove=off trains without the proof")
-
-    def _compared(self, module: nn.Module, merged: Call, hops: Hops, given: Any) -> str:
-        """What differs, "" if nothing does; the same on all workers."""
-        group, name = self._group, type(module).__name__
-        graph, given = _Graph(group, hops), _copied(given)
-        found = _leaves(merged(*_copied(given)))
-        kinds = _seeds(group, found, hops)
-        if not kinds:
-            raise NotProvedError(f"{name} returns no rows of seeds")
-        ours = _Result(group, module, found, kinds, hops)
-        args, kwargs = graph.joined(given)
-        # Outside of a merged model its modules compute what they did before.
-        try:
-            plain, text = _leaves(module(*args, **kwargs)), ""
-            if any(key not in plain or len(plain[key][1]) < hops.seeds[t].own
-                   for key, t in kinds.items()):
-                text = "it returns something else by itself"
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-        if texts := [one for one in group.all_gather_json(text, _CAUSE) if one]:
-            raise NotProvedError(f"{name} does not run on the edges of all workers ({texts[0]})")
-        differs = self._differs(module, ours, _Result(group, module, plain, kinds, hops))
-        if differs:
-            again = _Result(group, module, _leaves(merged(*_copied(given))), kinds, hops)
-            if any(group.all_gather_json(bool(ours.differs(again)), _CAUSE)):
-                raise NotProvedError(f"{name} returns other rows each time, in evaluation, too")
-        return differs
-
-    def _differs(self, module: nn.Module, ours: _Result, plain: _Result) -> str:
-        found = ours.differs(plain)
-        if ours.grads is not None and plain.grads is not None:  # on all workers, or on none
-            sums = self._group.all_reduce(torch.stack([ours.grads, plain.grads]), "sum", _CAUSE)
-            names = [(key, p.numel()) for key, p in module.named_parameters() if p.requires_grad]
-            most = float(sums[1].abs().max()) if sums.numel() else 0.0
-            for (key, _), (one, other) in zip(names, zip(*(
-                    each.split([n for _, n in names]) for each in sums))):
-                if _apart(one, other, ours.exact, 1e-3 * most):
-                    found = found or f"the gradient of '{key}' differs"
-        said = [text for text in self._group.all_gather_json(found, _CAUSE) if text]
-        return said[0] if said else ""
+    def compare(self, model: nn.Module, origin: Origin, given: Any, outputs: Iterable[Tensor]
+                ) -> None:
+        """Compare a call of the model, with `(args, kwargs)` of a batch, where a proof is due."""
+        named = type(type(model).__name__, (_Call,), {})
+        self.prove(named(model), origin.step, {"given": _marked(given, origin), "x": {
+            key: value for value, key, name, one in origin.own if (name, one) == ("x", None)},
+            "ones": _Own(origin.ones)}, outputs)
 
 
-class _Result:
-    """What a model returns for the own seeds, and the gradients of numbers that follow from it."""
+class _Call(nn.Module):
+    """A model on a batch; `run` is how, merged or by itself."""
 
-    def __init__(self, group: Comm, module: nn.Module, leaves: Mapping[str, Leaf],
-                 kinds: Mapping[str, str], hops: Hops) -> None:
-        self.rows = {key: leaves[key][1][:hops.seeds[t].own] for key, t in kinds.items()}
-        self.exact = all(rows.dtype == torch.float64 for rows in self.rows.values())
-        # Of all outputs, so that a backward pass comes to the same exchanges on all workers.
-        loss = sum([(rows.double() * _weights(rows)).sum() for rows in self.rows.values()]
-                   + [0 * x.double().nan_to_num(0, 0, 0).sum() for _, x in leaves.values()])
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        self.grads = None
-        if all(group.all_gather_json(bool(
-                parameters and isinstance(loss, Tensor) and loss.requires_grad), _CAUSE)):
-            assert isinstance(loss, Tensor)
-            grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-            self.grads = torch.cat([(torch.zeros_like(p) if g is None else g).double().flatten()
-                                    for p, g in zip(parameters, grads)]).cpu()
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-    def differs(self, other: _Result) -> str:
-        for key, rows in self.rows.items():
-            there = other.rows[key]
-            if there.shape != rows.shape or _apart(rows, there, self.exact):
-                return f"output {key} of own seeds differs" if key else "its output differs"
-        return ""
+    def forward(self, run: Run, inputs: Mapping[str, Any]) -> Any:
+        return run(self.model.eval(), *inputs["given"])
 
 
-def _agreed(group: Comm, found: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
-    """What each thing can be on all workers, from what it can be here."""
-    every = [dict(enumerate(of)) for of in group.all_gather_json([*found.values()], _CAUSE)]
-    return {key: [x for x in here if all(x in of.get(i, ()) for of in every)]
-            for i, (key, here) in enumerate(found.items())}
+class _Own:
+    """Stands for what a batch has, among arguments. `one` is the number of the graph of one type
+    that was made of the batch and has it, None for the batch itself."""
+
+    def __init__(self, value: Any, key: Any = None, name: str = "", one: int | None = None) -> None:
+        self.value, self.key, self.name, self.one = value, key, name, one
+
+    def of(self, batch: Batch, ones: Sequence[Any]) -> Any:
+        """What another batch has in its place; of the seeds' what this one has."""
+        store = batch[self.key] if self.one is None else ones[self.one]
+        if self.name not in store and isinstance(self.key, tuple) and self.name not in _OF_LINKS:
+            raise NotProvedError(f"the model is given {self.name} of '{' '.join(self.key)}', which "
+                                 "one worker has for the others")
+        return store.get(self.name, self.value)
 
 
-def _seeds(group: Comm, leaves: Mapping[str, Leaf], hops: Hops) -> dict[str, str]:
-    """Output → the type of seeds whose rows it has, for those of which that is sure."""
-    fits = {key: [named] if named in hops.nodes else [
-        t for t, nodes in hops.nodes.items() if len(x) == len(nodes)
-        or (t in hops.seeds and len(x) in (hops.seeds[t].own, hops.seeds[t].total))]
-        for key, (named, x) in leaves.items()}
-    return {key: of[0] for key, of in _agreed(group, fits).items()
-            if len(of) == 1 and of[0] in hops.seeds and hops.seeds[of[0]].total}
-
-
-def _leaves(value: Any) -> dict[str, Leaf]:
-    """The rows in what a model returns, by their places, with the last name on the way."""
-    return {"".join(f"[{key!r}]" for key in path): (
-                next((key for key in reversed(path) if isinstance(key, str)), ""), x)
-            for path, x in items_of(Tensor, value) if x.dim() and x.is_floating_point()}
-
-
-class _Graph:
-    """The graph of one worker in place of the group's: :class:`Joint` rows, relation by relation
-    the edges into them, hop by hop."""
-
-    def __init__(self, group: Comm, hops: Hops) -> None:
-        self._group, self._hops, self._rows = group, hops, Joint(group, hops, _CAUSE)
-        self._lengths = {t: len(ids) for t, ids in hops.nodes.items()}
-        self._of_type = self._rows.counts.reshape(len(hops.nodes), -1)
-        ends = np.cumsum([0, *self._of_type.sum(1)])
-        self._ranges = {t: range(*bounds) for t, bounds in zip(hops.nodes, pairwise(ends))}
-        gives = dict(zip(hops.nodes, self._rows.once.split([*self._lengths.values()])))
-        for ntype, share in hops.seeds.items():
-            # In-edges of a seed by a relation are on one worker; of seeds that two workers have in
-            # common those of the first count. Rows below have all of theirs.
-            ids = share.canonical(torch.from_numpy(hops.nodes[ntype][:share.total])).numpy()
-            first = torch.zeros(share.total, dtype=torch.bool)
-            first[np.unique(ids, return_index=True)[1]] = True
-            gives[ntype] = torch.cat([share.local(first), gives[ntype][share.total:]])
-        first_row = dict(zip(hops.nodes, np.cumsum([0, *self._lengths.values()])))
-        self._kept = {tuple(r): gives[r.dst][edges[1].cpu()] for r, edges in hops.edges.items()}
-        self._order, self._ends, self._of_relation = {}, {}, {}
-        for relation, edges in hops.edges.items():
-            counts = hops.num_edges[relation]
-            hop = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-            ours = torch.stack([hop, *(int(first_row[t]) + ends.cpu() for t, ends in zip(
-                (relation.src, relation.dst), edges))], 1)[self._kept[tuple(relation)]]
-            every = torch.cat([torch.cat([table[:, :1], at[table[:, 1:]]], 1) for at, table in zip(
-                self._rows.at, self._gathered(ours))])
-            self._order[tuple(relation)] = torch.argsort(every[:, 0], stable=True)
-            self._of_relation[tuple(relation)] = torch.bincount(
-                every[:, 0], minlength=len(counts)).tolist()
-            self._ends[tuple(relation)] = every[self._order[tuple(relation)], 1:].T
-
-    def joined(self, given: Any) -> Any:
-        """Arguments for this graph in place of those for this worker's."""
-        sizes = {**self._lengths, **{r: len(mask) for r, mask in self._kept.items()}}
-        alone = [*self._lengths, *[_NODES] * (len(self._lengths) > 1),
-                 *[_EDGES] * (len(self._kept) > 1)]
-        sizes.update({_NODES: sum(self._lengths.values()),
-                      _EDGES: sum(map(len, self._kept.values()))})
-        names = [*sizes]
-        found: dict[tuple[Any, ...], list[int]] = {}
-
-        def look(path: tuple[Any, ...], value: Any) -> Any:
-            # An argument by itself is known by its length: rows of a type, or rows or edges of one
-            # graph, where a type stands after the other.
-            keys = [key for key in path if key in sizes][-1:] or alone
-            if isinstance(value, Tensor) and value.dim() and not isinstance(value, RelationEdges):
-                found[path] = [names.index(k) for k in keys if sizes[k] == len(value)]
-            return value
-
-        _mapped(look, given)
-        kinds = _agreed(self._group, found)
-
-        def whole(path: tuple[Any, ...], value: Any) -> Any:
-            if isinstance(value, RelationEdges):
-                return self._ends_of(value)
-            if isinstance(value, list):  # numbers of each hop
-                key = next((key for key in reversed(path) if key in sizes), None)
-                return (self._of_relation[key] if key in self._of_relation else
-                        self._of_type[names.index(key)].tolist() if key in self._lengths else value)
-            fits = kinds.get(path, ())
-            if len(fits) > 1:
-                raise NotProvedError(f"an argument of {len(value)} rows may be of "
-                                     f"{' or '.join(str(names[i]) for i in fits)}")
-            return self._whole(names[fits[0]], value) if fits else value
-
-        return _mapped(whole, given)
-
-    def _whole(self, kind: Any, value: Tensor) -> Tensor:
-        """Rows or edges of a kind, of this worker's, as those of this graph."""
-        if kind in (_NODES, _EDGES):
-            sizes = self._lengths if kind == _NODES else {r: len(k) for r, k in self._kept.items()}
-            return torch.cat([self._whole(each, x) for each, x in zip(
-                sizes, value.split([*sizes.values()]))])
-        if kind in self._kept:
-            pieces = self._gathered(value[self._kept[kind].to(value.device)])
-            return torch.cat(pieces)[self._order[kind].to(value.device)]
-        rows = self._ranges[kind]
-        out = value.new_zeros((len(rows), *value.shape[1:]))
-        for at, piece in zip(self._rows.at, self._gathered(value)):
-            out[at[(at >= rows.start) & (at < rows.stop)] - rows.start] = piece
-        return out
-
-    def _ends_of(self, edges: RelationEdges) -> Tensor:
-        relations = [*self._ends] if edges.relation is None else [tuple(edges.relation)]
-        if edges.size(1) != sum(len(self._kept[r]) for r in relations):
-            raise NotProvedError("edges are cut before the model is called")
-        ends = torch.cat([self._ends[r] for r in relations], 1)
-        if edges.relation is not None:
-            src, dst = (self._ranges[t].start for t in (edges.relation.src, edges.relation.dst))
-            ends = ends - torch.tensor([[src], [dst]])
-        return ends.to(edges.device)
-
-    def _gathered(self, rows: Tensor) -> list[Tensor]:
-        sizes = self._group.all_gather_json(len(rows), _CAUSE)
-        flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous()
-        every = self._group.all_gather_rows(flat, sizes, _CAUSE)
-        return [piece.reshape(-1, *rows.shape[1:]) for piece in every.split(sizes)]
-
-
-_NODES, _EDGES = "all nodes", "all edges"
-
-
-def _mapped(function: Callable[[tuple[Any, ...], Any], Any], value: Any,
-            path: tuple[Any, ...] = ()) -> Any:
-    """Nested arguments with other leaves: tensors, lists of numbers and all else."""
+def _marked(value: Any, origin: Origin, key: Any = None) -> Any:
+    """Arguments with an :class:`_Own` for all that is the batch's."""
     if isinstance(value, dict):
-        return {k: _mapped(function, x, (*path, tuple(k) if isinstance(k, tuple) else k))
-                for k, x in value.items()}
-    if type(value) in (list, tuple) and not (value and all(type(x) is int for x in value)):
-        return type(value)(_mapped(function, x, (*path, i)) for i, x in enumerate(value))
-    return function(path, list(value) if type(value) in (list, tuple) else value)
+        return {k: _marked(x, origin, k) for k, x in value.items()}
+    hops = origin.hops
+    if isinstance(value, RelationEdges):
+        of = [hops.edges[value.relation]] if value.relation else hops.edges.values()
+        if value.size(1) == sum(len(edges.T) for edges in of):
+            return _Own(value, value.relation and tuple(value.relation), "edge_index",
+                        None if value.relation else len(origin.ones) - 1)
+    for there, at, name, one in origin.own:
+        # Numbers of hops are in another list where a batch was moved to a device.
+        if (there is value if isinstance(there, Tensor) else
+                isinstance(there, list) and key == at and there == value):
+            return _Own(value, at, name, one)
+    for ntype, share in hops.seeds.items():
+        if type(value) is int and value == share.own:
+            return _Own(value, ntype, "batch_size")
+    if type(value) in (list, tuple):
+        return type(value)(_marked(x, origin, key) for x in value)
+    return value
 
 
-def _weights(rows: Tensor) -> Tensor:
-    """Other numbers for each row and column."""
-    flat = torch.arange(rows.numel(), dtype=torch.float64, device=rows.device)
-    return torch.cos(1.7 * flat).view(rows.shape)
+class HopSetting(TrainingSetting):
+    """Both ways of a call on the hops of a batch."""
+
+    def whole(self) -> MiniBatch:
+        mini: Any = self.batch.mini_batch()
+        return self._blocks(mini.hops)
+
+    def sample(self, most: int) -> MiniBatch:
+        if isinstance(self.batch.step, LinkStep):  # links are told by the places of these seeds
+            return self.whole()
+        sampled: Any = super().sample(most)
+        return self._blocks(sampled.hops) if hasattr(sampled, "hops") else sampled
+
+    def known(self, value: Any) -> bool:
+        return isinstance(value, MiniBatch | _Own)
+
+    def _blocks(self, hops: Hops) -> MiniBatch:
+        """The hops as blocks, whose ids are pairs of a hop and a node, for seeds of all workers."""
+        self.hops, ids = hops, {}
+        for ntype, nodes in hops.nodes.items():
+            counts = hops.num_nodes[ntype]
+            ids[ntype] = nodes + _HOP * np.repeat(np.arange(len(counts)), counts)
+            if len(np.unique(nodes[:counts[0]])) < counts[0]:  # one of several workers, of links
+                places = hops.seeds[ntype].local(torch.arange(counts[0]))
+                ids[ntype][:counts[0]] = places.numpy()
+        depth = len(next(iter(hops.num_nodes.values()))) - 1
+        blocks = [self._block(hops, depth - hop, hop) for hop in reversed(range(depth))]
+        return MiniBatch(blocks, ids, {t: hops.nodes[t][:share.total]
+                                       for t, share in hops.seeds.items()})
+
+    def _block(self, hops: Hops, layer: int, hop: int) -> Block:
+        above, below = ({t: sum(of[:count]) for t, of in hops.num_nodes.items()}
+                        for count in (hop + 1, hop + 2))
+        edges = []
+        for place, (relation, every) in enumerate(hops.edges.items()):
+            source, row = every.split(hops.num_edges[relation], 1)[hop].cpu()
+            ends = torch.bincount(row, minlength=above[relation.dst]).cumsum(0)
+            edges.append(RelationBlock(relation, 0, torch.cat([ends.new_zeros(1), ends]), source,
+                                       place))
+        return Block(layer, below, above, edges, hops.seeds, False, {}, {})
+
+    def ours(self, batch: MiniBatch) -> Any:
+        hops, exchange = replace(self.hops), self.exchange
+        uneven = any(len(np.unique(hops.nodes[t][:share.total])) < share.total
+                     for t, share in hops.seeds.items())
+
+        def run(model: nn.Module, args: Any, kwargs: Any) -> Any:
+            if uneven and any(isinstance(m, HANConv | HeteroBatchNorm) for m in model.modules()):
+                raise NotProvedError("averages over nodes are of each once, and two workers have a "
+                                     "node for a seed")
+            return Merging(model, self.group, exchange)(hops, args, kwargs)
+
+        return lambda given: _instead(hops, given, run, hops.seeds, Origin(hops))
+
+    def plain(self, layers: Sequence[Any], ids: Sequence[Mapping[str, np.ndarray]]) -> Any:
+        hops = self.hops
+        plain = Hops({}, moments=hops.moments, row_times=hops.row_times)
+        for ntype, pairs in ids[0].items():
+            seeds = hops.num_nodes[ntype][0]
+            plain.nodes[ntype] = np.concatenate([hops.nodes[ntype][:seeds], pairs[seeds:] % _HOP])
+            below = np.bincount(pairs[seeds:] // _HOP, minlength=len(layers) + 1)
+            plain.num_nodes[ntype] = [seeds, *below[1:].tolist()]
+        for place, relation in enumerate(hops.edges):
+            csc = [layer.edges[place] for layer in reversed(layers)]
+            plain.num_edges[relation] = [len(indices) for _, indices in csc]
+            plain.edges[relation] = torch.from_numpy(np.concatenate([np.stack([
+                indices, np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))])
+                for indptr, indices in csc], 1)).to(self.part.device)
+        return lambda given: _instead(
+            plain, given, lambda model, args, kwargs: model(*args, **kwargs), hops.seeds)
 
 
-def _apart(one: Tensor, other: Tensor, exact: bool, least: float = 1e-6) -> bool:
-    """Whether numbers differ by more than rounding."""
-    one, other = one.detach().double().nan_to_num(0), other.detach().double().nan_to_num(0)
-    if not one.numel():
-        return False
-    size = max(float(other.abs().max()), least)
-    return float((one - other).abs().max()) > (1e-8 if exact else 1e-3) * size
-
-
-def _copied(value: Any) -> Any:
-    """Arguments that a model may change."""
-    return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) and not isinstance(
-        x, RelationEdges) else x, value)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluate in the body."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+def _instead(hops: Hops, given: Any, run: Run, seeds: Mapping[str, Any],
+             origin: Origin | None = None) -> Callable[[Any], Any]:
+    """What replaces marks among arguments, by those of the graph's own batch."""
+    inputs = given["args"][1]
+    batch = Batch.of(hops, inputs["x"], origin)
+    for ntype, share in seeds.items():
+        batch[ntype].batch_size = share.own
+    ones = [batch.to_homogeneous(*args, **kwargs) for args, kwargs in inputs.pop("ones").value]
+    return lambda item: run if isinstance(item, MiniBatch) else (
+        item.of(batch, ones) if isinstance(item, _Own) else item)

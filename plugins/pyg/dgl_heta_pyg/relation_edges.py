@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from dgl_heta import InputError, Relation
-from dgl_heta_pyg.hops import Hops
+from dgl_heta_pyg.hops import Origin
 
 _KEEP = {"narrow", "contiguous", "to", "cpu", "cuda", "detach", "pin_memory"}
 _ASK = {"__get__", "size", "dim", "ndimension", "numel", "nelement", "__len__", "stride",
@@ -24,13 +24,13 @@ class RelationEdges(Tensor):
     and trimmed (`trim_to_layer`). `relation` is None for all of them, in one graph.
     """
 
-    hops: Hops
+    origin: Origin
     relation: Relation | None
 
     @classmethod
-    def of(cls, edges: Tensor, relation: Relation | None, hops: Hops) -> RelationEdges:
+    def of(cls, edges: Tensor, relation: Relation | None, origin: Origin) -> RelationEdges:
         guarded = edges.as_subclass(cls)
-        guarded.relation, guarded.hops = relation, hops
+        guarded.relation, guarded.origin = relation, origin
         return guarded
 
     def open(self) -> Tensor:
@@ -55,7 +55,7 @@ class RelationEdges(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
         if name in _KEEP:
-            return cls.of(out, own.relation, own.hops)
+            return cls.of(out, own.relation, own.origin)
         return out.as_subclass(Tensor) if isinstance(out, RelationEdges) else out
 
 

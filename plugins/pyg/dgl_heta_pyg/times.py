@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dgl_heta import InputError, Partition
@@ -60,15 +59,6 @@ def with_times(part: Partition, ntype: str, nodes: np.ndarray, given: Any) -> np
 def keys(seeds: np.ndarray) -> np.ndarray:
     """Seeds as numbers that can be sorted: nodes (n,), or nodes at times (n, 2)."""
     return seeds if seeds.ndim == 1 else np.ascontiguousarray(seeds).view(_PAIR).ravel()
-
-
-def add_times(store: Any, part: Partition, ntype: str, seen_at: np.ndarray) -> None:
-    """Give a batch's rows of a type `seed_time`, the time at which each is seen, and `time`, that
-    of the node itself where it has one."""
-    store.seed_time = torch.from_numpy(seen_at)
-    rows = part.store.row_times(ntype)
-    if rows is not None:
-        store.time = torch.from_numpy(rows[store.n_id.numpy()])
 
 
 def sampled_at(part: Partition, ntype: str, draws: np.random.Generator, times: np.ndarray

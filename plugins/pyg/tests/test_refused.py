@@ -27,8 +27,7 @@ SAID = {
     "one graph, attention weights": "RGATConv returned a tuple; only rows can be merged",
     "edges put together": "edge_index of 'author writes paper' is read by torch's cat, outside",
     "edges by hand": "edge_index of 'paper cites paper' is read by torch's unbind, outside",
-    "a mean over rows": "Model does not compute on several workers what it computes on one: its "
-                        "output differs",
+    "a mean over rows": "Model does not compute with RAF what it computes the plain way",
     "attention weights": "GATConv returned a tuple",
     "workers that differ": "workers do not merge alike",
     "no edges": "called without the edges of a batch of dgl_heta_pyg.NeighborLoader",
