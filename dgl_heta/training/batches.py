@@ -62,12 +62,14 @@ class Batch:
         times (seeds, 2). What the model returns is for them, in this order.
     step, number, place : the seeds of all workers; what the draws were keyed by; None outside of
         epochs.
+    reads : how many reads of learnable rows there were, up to its own.
     """
 
     def __init__(self, source: Batches, sampler: Sampler, mini: MiniBatch, step: Any, number: int,
                  place: Place | None = None) -> None:
         self.part, self._source, self._sampler, self._mini = source.part, source, sampler, mini
         self.step, self.number, self.place = step, number, place
+        self.reads = 0
         self.blocks: list[Block] = mini.blocks
         self.input_nodes, self.seeds = mini.input_nodes, mini.own_seeds
 
@@ -99,7 +101,9 @@ class Batch:
         if train and self.part.learnable.pending:
             raise HetaError("learnable rows of the batch before have gradients that nothing took; "
                             "call step() of part.row_optimizer() after each backward pass")
-        return self._source.rows(self._mini, train)
+        rows = self._source.rows(self._mini, train)
+        self.reads = self.part.learnable.reads
+        return rows
 
     def mean(self, losses: Tensor, ntype: str | None = None) -> Tensor:
         """This worker's part of the mean of a step's losses, over the seeds (or links) of all

@@ -95,7 +95,7 @@ class DistributedModel(nn.Module):
         if train:
             if self.proof is not None:
                 self.proof.prove(self.module, batch, rows, outputs.values())
-            self.await_backward(outputs.values())
+            self.await_backward(outputs.values(), batch.reads)
         return outputs
 
     def begin(self) -> bool:
@@ -115,12 +115,12 @@ class DistributedModel(nn.Module):
         """The context in which the model computes (`train.autocast`)."""
         return mixed_precision(self.part.device, self._mixed)
 
-    def await_backward(self, outputs: Iterable[Tensor]) -> None:
-        """Average gradients at the end of the backward pass that comes to these outputs."""
-        passed = self.part.learnable.reads
+    def await_backward(self, outputs: Iterable[Tensor], reads: int) -> None:
+        """Average gradients at the end of the backward pass that comes to these outputs of a batch,
+        the last of so many that read learnable rows."""
         for out in outputs:
             if out.requires_grad:
-                out.register_hook(lambda grad: self._heard(passed))
+                out.register_hook(lambda grad: self._heard(reads))
         # A loss may depend on parameters without the outputs, and before them.
         if not self._hooks and self.part.world.size > 1:
             self._hooks = [p.register_hook(partial(self._came, p))
@@ -211,7 +211,7 @@ class DistributedModel(nn.Module):
             "dtype": train.dtype, "learnable": train.learnable, "wrapper": train.wrapper,
             "global_batch_size": 1}}, {})
 
-    def _heard(self, passed: int) -> None:
+    def _heard(self, reads: int) -> None:
         """A backward pass begins at an output of a forward pass.
 
         Raises
@@ -220,12 +220,12 @@ class DistributedModel(nn.Module):
             It is not the last one, so the rows that it read are others' now.
         """
         learnable = self.part.learnable
-        if learnable.counts and passed != learnable.reads:
+        if learnable.counts and reads != learnable.reads:
             raise HetaError("a backward pass through another batch than the last one: learnable "
                             "rows have the gradients of one batch at a time; call loss.backward() "
                             "before the next batch, and compute what needs none in "
                             "torch.no_grad()")
-        if learnable.counts and passed == learnable.updated:
+        if learnable.counts and reads == learnable.updated:
             raise HetaError("the row optimizer's step() came before the backward pass whose "
                             "gradients it is to take; call it after loss.backward()")
         self._begun()

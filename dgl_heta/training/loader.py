@@ -37,9 +37,9 @@ class Loader:
     """
 
     def __init__(self, part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids],
-                 fanouts: Sequence[Fanout], batch_size: int, shuffle: bool | None, seed: int | None
-                 ) -> None:
-        self.part, self._epoch = part, 1
+                 fanouts: Sequence[Fanout], batch_size: int, shuffle: bool | None, seed: int | None,
+                 drop_last: bool = False) -> None:
+        self.part, self._epoch, self._drop = part, 1, drop_last
         self._ids = _ids(part, seeds)
         named = isinstance(seeds, str) and seeds == "train"
         self._shuffle = named if shuffle is None else shuffle
@@ -84,8 +84,13 @@ class Loader:
         """The steps in an order; arguments are as of :func:`node_steps`."""
         return node_steps(self._ids, self._size, shuffle)
 
+    def _kept(self, steps: Sequence[Any]) -> Sequence[Any]:
+        """The steps; without a last one that has fewer seeds, where that is left out."""
+        asked = sum(map(len, self.asked().values()))
+        return steps[:asked // self._size] if self._drop else steps
+
     def __len__(self) -> int:
-        return len(self.ordered(None))
+        return len(self._kept(self.ordered(None)))
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from 1 on; its order and its draws follow from it.
@@ -97,7 +102,7 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         if not self._shuffle:  # the same batches each time
-            return self._pass(self.ordered(None), _UNSHUFFLED, epoch)
+            return self._pass(self._kept(self.ordered(None)), _UNSHUFFLED, epoch)
         attach(self, report=_note)
         return self._pass(self.steps("train", epoch), epoch << 20, epoch)
 
@@ -106,7 +111,7 @@ class Loader:
 
     def steps(self, split: str, epoch: int) -> Sequence[Any]:
         """The steps of an epoch of training."""
-        return self.ordered((self._seed, epoch))
+        return self._kept(self.ordered((self._seed, epoch)))
 
     def sample(self, step: Any, number: int) -> Batch:
         """This worker's batch of a step; `number` differs from step to step."""
@@ -126,14 +131,15 @@ class LinkLoader(Loader):
     nor do those of a step of training in it."""
 
     def __init__(self, part: WorkerPartition, split: str, fanouts: Sequence[Fanout],
-                 batch_size: int, shuffle: bool | None, seed: int | None) -> None:
+                 batch_size: int, shuffle: bool | None, seed: int | None, drop_last: bool = False
+                 ) -> None:
         if split not in SPLITS:
             raise InputError(f"'{split}' is no split of links; splits are {listing(SPLITS)}")
         if seed not in (None, part.settings.train.seed):
             raise InputError("links are held out and negatives drawn by train.seed; leave seed out")
         self._task, self._split = part.link_task, split
         super().__init__(part, {}, fanouts, batch_size, split == "train" if shuffle is None else
-                         shuffle, seed)
+                         shuffle, seed, drop_last)
 
     def sampler(self, fanouts: Sequence[Fanout], seed: int, apart: Comm | None) -> Sampler:
         return self.part.sampler(fanouts, self._task.held_out, seed=seed, apart=apart)

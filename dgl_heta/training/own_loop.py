@@ -48,8 +48,8 @@ class Partition(WorkerPartition):
         return model_spec(self.store, self.settings, outputs, self.plan)
 
     def loader(self, seeds: str | Ids | Mapping[str, Ids], fanouts: Sequence[Fanout],
-               batch_size: int = 1024, shuffle: bool | None = None, seed: int | None = None
-               ) -> Loader:
+               batch_size: int = 1024, shuffle: bool | None = None, seed: int | None = None,
+               drop_last: bool = False) -> Loader:
         """Batches of nodes, or of links, with their sampled neighbourhoods.
 
         Parameters
@@ -63,6 +63,7 @@ class Partition(WorkerPartition):
         shuffle : whether each epoch has an order and draws of its own; default: for "train". Else
             all iterations give the same batches.
         seed : of the order and of the draws; default: `train.seed`, which is that of links.
+        drop_last : whether to leave out a last step with fewer seeds than the others.
 
         Raises
         ------
@@ -71,8 +72,8 @@ class Partition(WorkerPartition):
             targets or that there are not, another loader on another worker.
         """
         if isinstance(seeds, str) and self.task.kind == "link":
-            return LinkLoader(self, seeds, fanouts, batch_size, shuffle, seed)
-        return Loader(self, seeds, fanouts, batch_size, shuffle, seed)
+            return LinkLoader(self, seeds, fanouts, batch_size, shuffle, seed, drop_last)
+        return Loader(self, seeds, fanouts, batch_size, shuffle, seed, drop_last)
 
     def row_optimizer(self, lr: float | None = None) -> RowOptimizer:
         """The optimizer of learnable rows; `lr` is by default `train.sparse_lr`."""

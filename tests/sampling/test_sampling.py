@@ -99,6 +99,24 @@ def test_partitions_together_draw_the_edges_of_one_process(
                                     if e[1].dst == "paper" and e[2] in chosen})
 
 
+def test_hops_have_the_edges_of_a_batch_into_their_own_rows(store: Store) -> None:
+    """One after the other, each with the rows of the hop above alone."""
+    seeds, plan = np.array([5, 0, 17]), make_plan(store.schema, "paper", 2, 1)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [3, 2], seed=3)
+    shares, batch = join_seeds([{"paper": seeds}])[1], sampler.sample({"paper": seeds}, step=4)
+    rows: dict[str, np.ndarray] = {"paper": seeds}
+    for layer in (2, 1):
+        edges, below = sampler.hop(layer, rows, shares if layer == 2 else {}, 4)
+        found: Counter[Edge] = Counter()
+        for one in edges:
+            dst, src = rows[one.relation.dst], below[one.relation.src]
+            for v, u in zip(one.rows_at(one.in_edges.rows()), one.indices):
+                found[layer, one.relation, int(dst[v]), int(src[u])] += 1
+        assert found == Counter({edge: n for edge, n in drawn(batch).items() if edge[0] == layer
+                                 and edge[2] in rows.get(edge[1].dst, ())})
+        rows = below
+
+
 def test_steps_draw_different_neighbours_and_repeat_exactly(store: Store) -> None:
     seeds = np.arange(30)
     first = drawn(sample(store, 1, 0, [1, 1], seeds, step=0))

@@ -216,6 +216,16 @@ def test_what_links_cannot_be_is_refused(parts: Path, settings: list[str], asked
         asked(dgl_heta.open_partition(parts / "two", [*SETTINGS, *settings]))
 
 
+def test_a_last_step_with_fewer_seeds_can_be_left_out(parts: Path) -> None:
+    part = dgl_heta.open_partition(parts / "1", SETTINGS)
+    seeds = torch.arange(11)
+    every, most = (part.loader(seeds, [3, 3], batch_size=4, drop_last=drop)
+                   for drop in (False, True))
+    assert [len(batch.seeds["paper"]) for batch in every] == [4, 4, 3]
+    assert [len(batch.seeds["paper"]) for batch in most] == [4, 4]
+    assert len(most) == 2
+
+
 def test_links_of_types_that_are_no_targets_are_refused(parts: Path) -> None:
     with pytest.raises(InputError, match="made for target paper, but the task is about author, p"):
         dgl_heta.open_partition(parts / "1", [*SETTINGS, "task.relation=writes"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -199,22 +199,20 @@ class _Semantic(_Convolution):
 
 
 class _Grouping(HeteroConv):
-    """Relations' rows merged before they are sent, or sent together."""
+    """Relations' rows merged before they are sent, where that can be."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return _calling(HeteroConv.forward, group=_grouped)(self, *args, **kwargs)
 
 
 def _grouped(xs: list[Any], aggr: str | None) -> Any:
-    if len(xs) < 2 or not all(isinstance(x, Partial) and x.single for x in xs):
-        return group(xs, aggr)
-    if aggr not in ("sum", "mean", "max", "min"):
-        return group(RUNNING[-1].apart(xs), aggr)
-    still, op = xs[0], "sum" if aggr == "mean" else aggr
-    for other in xs[1:]:
-        still = None if still is None else still.merged(other, op)
-    return (group(xs, aggr) if still is None else
-            still.scaled(1 / len(xs)) if aggr == "mean" else still)
+    folds: dict[Any, Any] = {"sum": torch.add, "mean": torch.add, "max": torch.maximum,
+                             "min": torch.minimum}
+    fold = folds.get(aggr)
+    if fold is None or not all(isinstance(x, Partial) for x in xs):
+        return group(complete(xs), aggr)
+    merged = reduce(fold, xs)
+    return merged / len(xs) if aggr == "mean" else merged
 
 
 class _Batch(nn.modules.batchnorm._BatchNorm):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten
 
-from dgl_heta import HetaError, InputError, Partition
+from dgl_heta import InputError, Partition
 from dgl_heta.tools import DistributedModel, GroupExchange
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.merging import Merging, check_rows
@@ -42,11 +42,6 @@ class DistributedPyG(DistributedModel):
                              "dgl_heta_pyg.NeighborLoader; give it batch.x_dict and "
                              "batch.edge_index_dict as they are")
         train = self.begin()
-        learnable = self.part.learnable
-        if train and origin and learnable.counts and origin.reads != learnable.reads:
-            raise HetaError("another batch was read after this one, so this one's learnable rows "
-                            "collect no gradients; iterate over batches that are not trained on "
-                            "under torch.no_grad()")
         with self.precision():
             outputs = (merging(origin.hops, args, kwargs) if merging and origin
                        else self.module(*args, **kwargs))
@@ -54,7 +49,8 @@ class DistributedPyG(DistributedModel):
             rows = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor)]
             if isinstance(self.proof, HopProof) and origin:
                 self.proof.compare(self.module, origin, (args, kwargs), rows)
-            self.await_backward(rows)
+            self.await_backward(
+                rows, origin.step.reads if origin else self.part.learnable.reads)
         return outputs
 
 

@@ -81,9 +81,6 @@ class Hops:
         own = torch.from_numpy(mask).split(sizes)[group.rank].to(device)
         self.once = dict(zip(self.nodes, own.split([*map(len, self.nodes.values())])))
 
-    def on_device(self) -> list[dict[Any, Tensor]]:
-        return [self.at, self.edges, self.covered]
-
 
 @dataclass
 class Origin:
@@ -92,7 +89,6 @@ class Origin:
     Attributes
     ----------
     step : the batch of the core that has the graph.
-    reads : the read of learnable rows that its own came from.
     own : what the batch has besides edges: the value, the node type or relation, the name, and
         the number of the graph of one type that has it, None for the batch itself.
     ones : the arguments by which graphs of one type were made of the batch.
@@ -100,7 +96,6 @@ class Origin:
 
     hops: Hops
     step: Any = None
-    reads: int = 0
     own: list[tuple[Any, Any, str, int | None]] = field(default_factory=list)
     ones: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
@@ -116,11 +111,14 @@ class HopBatch(MiniBatch):
 
     hops: Hops | None = None
 
+    def _moved(self) -> list[dict[Any, Tensor]]:
+        return [] if self.hops is None else [self.hops.at, self.hops.edges, self.hops.covered]
+
     def tensors(self) -> list[Tensor]:
-        return [] if self.hops is None else [x for of in self.hops.on_device() for x in of.values()]
+        return [tensor for of in self._moved() for tensor in of.values()]
 
     def to(self, device: torch.device) -> HopBatch:
-        for of in self.hops.on_device() if self.hops is not None and device.type != "cpu" else ():
+        for of in self._moved() if device.type != "cpu" else ():
             of.update({key: tensor.to(device, non_blocking=True) for key, tensor in of.items()})
         return self
 

@@ -73,11 +73,11 @@ class LinkNeighborLoader(NeighborLoader):
         return {str(self._type): self._links.swapaxes(0, 1)}
 
     def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[LinkStep]:
-        order = np.arange(self._total)
+        order = np.arange(len(self._links.T))
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
         return [LinkStep(order[low:low + self._size], (*(shuffle or (self._seed,)), low), "train")
-                for low in range(0, self._total, self._size)]
+                for low in range(0, len(order), self._size)]
 
     def _share(self, step: LinkStep, worker: int, workers: int) -> tuple[np.ndarray, ...]:
         """A worker's links, and the ends of its pairs: first the links', then the negative ones'.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -110,16 +109,15 @@ class NeighborLoader(Loader):
         check_times(part, input_time, time_attr, temporal_strategy)
         named = isinstance(input_nodes, str) and input_nodes == "train"
         super().__init__(part, _seeds(part, input_nodes, input_time), _fanouts(part, num_neighbors),
-                         batch_size, named if shuffle is None else shuffle, seed)
-        self._drop, self._widths = drop_last, dict(part.spec(1).input_dims)
+                         batch_size, named if shuffle is None else shuffle, seed, drop_last)
+        self._widths = dict(part.spec(1).input_dims)
         self._places = {t: np.argsort(keys(ids)) for t, ids in self._ids.items()}
-        known = part.store.manifest.task
-        self._array = part.settings.task.label or (known.label if known else "label")
         # Seeds of a task have its labels, those of other times what the node has.
         self._of_nodes = part.store.manifest.timed and not _is_split(part, input_nodes)
+        self._array = str(part.task.label)
         self._labelled = [t for t in part.targets if part.store.has_array(t, self._array)
                           or (part.store.manifest.timed and not self._of_nodes)]
-        total = self._total
+        total = sum(map(len, self.asked().values()))
         if not drop_last and 0 < total % self._size < part.world.size:
             raise InputError(f"of {total} seeds in steps of {self._size} the last has "
                              f"{total % self._size} for {part.world.size} workers, so that one's "
@@ -135,29 +133,17 @@ class NeighborLoader(Loader):
             {r: partial(part.store.edge_ids, r) for r in part.schema.relations
              if r in own and part.store.has_edge_ids(r)})
 
-    @property
-    def _total(self) -> int:
-        return sum(map(len, self.asked().values()))
-
-    def __len__(self) -> int:
-        return self._total // self._size if self._drop else super().__len__()
-
     def __iter__(self) -> Iterator[Any]:
         return super().__iter__()
 
     def _pass(self, steps: Any, first: int, epoch: int) -> Iterator[Any]:
-        if self._drop:
-            steps = steps[:len(self)]
-        passing: Any = super()._pass(steps, first, epoch)
-        with contextlib.closing(passing) as batches:
-            for step in batches:
-                yield self._batch(step)
+        return map(self._batch, super()._pass(steps, first, epoch))
 
     def _batch(self, step: Any) -> Batch:
         part, mini = self.part, step.mini_batch()
         hops: Hops = mini.hops
         rows = step.inputs(torch.is_grad_enabled())
-        origin = Origin(hops, step, part.learnable.reads) if part.group.size > 1 else None
+        origin = Origin(hops, step) if part.group.size > 1 else None
         data = Batch.of(hops, {t: rows[t][at] if t in rows else torch.empty(
             (0, self._widths[t]), dtype=part.learnable.dtype, device=part.device)
             for t, at in hops.at.items()}, origin)

@@ -95,18 +95,6 @@ class Merging(nn.Module):
                            f"{', fewer rows than seeds' * (len(rows) < seeds)}")
         return merge(partial, self.hops, self.exchange, layer)
 
-    def apart(self, parts: list[Partial]) -> list[Tensor]:
-        """The complete rows of several relations, each for itself, in one exchange."""
-        pieces, columns = [part.pieces[0] for part in parts], []
-        ntype, count = parts[0].ntype, len(pieces[0][1])
-        for relation, rows in pieces:
-            here = torch.ones(count, dtype=torch.bool, device=rows.device)
-            here[:self.hops.seeds[ntype].total] = self.hops.covered.get(relation, _NOWHERE)
-            columns.append(torch.where(here[:, None], rows.flatten(1), 0))
-        whole = self.reduced(torch.cat(columns, 1), {ntype: count}, "sum")
-        return [rows.view(piece.shape) for rows, (_, piece) in zip(
-            whole.split([column.shape[1] for column in columns], 1), pieces)]
-
     def reduced(self, rows: Tensor, of: dict[str, int], op: str) -> Tensor:
         """Rows (rows, …) of node types, `of` how many of each, one type after the other: sums of
         the seeds' over the workers, or maxima, which have no gradient; others as they are."""
@@ -151,7 +139,6 @@ class Merging(nn.Module):
 
 
 _EVERYBODY: Any = ""  # no relation: whoever holds what is not shared among some
-_NOWHERE = torch.zeros((), dtype=torch.bool)
 
 
 def _completed(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -25,26 +25,18 @@ from dgl_heta_pyg.hops import Hops
 Piece = tuple[Any, Tensor]  # a relation and its rows
 _ADD = {"add", "__add__", "__radd__", "add_", "__iadd__"}
 _EXTREME = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
-_SCALE = {"div", "true_divide", "__truediv__", "mul", "multiply", "__mul__", "__rmul__"}
 
 
 class Partial:
-    """Rows of a node type, merged by `op` from relations, of which this worker has some, and
-    multiplied with `scale`.
+    """Rows of a node type, merged by `op` from relations, of which this worker has some.
 
     Stands for a tensor: whatever torch does with it is done with the complete rows, which are made
     at the first use. All workers run the same program, so they come to it together.
     """
 
     def __init__(self, complete: Callable[[Partial], Tensor], ntype: str, pieces: list[Piece],
-                 op: str | None = None, scale: float = 1.0) -> None:
+                 op: str | None = None) -> None:
         self._complete, self.ntype, self.pieces, self.op = complete, ntype, pieces, op
-        self.scale = scale
-
-    @property
-    def single(self) -> bool:
-        """Whether these are rows of one relation, as they came."""
-        return self.op is None and self.scale == 1.0 and "rows" not in self.__dict__
 
     @functools.cached_property
     def rows(self) -> Tensor:
@@ -54,16 +46,10 @@ class Partial:
     def merged(self, other: Partial, op: str) -> Partial | None:
         """Both merged, if that is partial still."""
         fits = (self.ntype == other.ntype and self.pieces[0][1].shape == other.pieces[0][1].shape
-                and self.scale == other.scale == 1.0 and {self.op, other.op} <= {None, op}
+                and {self.op, other.op} <= {None, op}
                 and "rows" not in self.__dict__ and "rows" not in other.__dict__)
         return (Partial(self._complete, self.ntype, [*self.pieces, *other.pieces], op)
                 if fits else None)
-
-    def scaled(self, factor: float) -> Partial | None:
-        """The multiple, if that is partial still."""
-        if self.op in _EXTREME or "rows" in self.__dict__:
-            return None
-        return Partial(self._complete, self.ntype, self.pieces, self.op, self.scale * factor)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,11 +88,8 @@ def _still_partial(name: str, args: tuple[Any, ...]) -> Partial | None:
     if isinstance(one, Partial) and isinstance(other, Partial):
         op = "sum" if name in _ADD else _EXTREME.get(name)
         return None if op is None else one.merged(other, op)
-    if name == "__radd__" and type(other) is int and other == 0:  # of Python's sum()
-        return one if isinstance(one, Partial) else None
-    if name in _SCALE and isinstance(one, Partial) and isinstance(other, int | float) and other:
-        return one.scaled(1 / other if "div" in name else other)
-    return None
+    starts = name == "__radd__" and type(other) is int and other == 0  # of Python's sum()
+    return one if starts and isinstance(one, Partial) else None
 
 
 def complete(value: Any) -> Any:
@@ -135,8 +118,7 @@ def merge(partial: Partial, hops: Hops, exchange: Any, layer: int) -> Tensor:
     block = Block(layer, {}, {ntype: shape[0]}, [], hops.seeds, False, {}, {})
     cross = CrossRelation(partial.op or "sum")
     cross.exchange = exchange
-    out = cross(block, ntype, parts, width, partial.pieces[0][1])
-    return (out if partial.scale == 1.0 else out * partial.scale).view(shape)
+    return cross(block, ntype, parts, width, partial.pieces[0][1]).view(shape)
 
 
 def _rows_of(relation: Any, place: int, count: int, rows: Tensor | None = None) -> RelationBlock:

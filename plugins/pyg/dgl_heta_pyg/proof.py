@@ -78,33 +78,35 @@ class _Own:
     def of(self, batch: Batch, ones: Sequence[Any]) -> Any:
         """What another batch has in its place; of the seeds' what this one has."""
         store = batch[self.key] if self.one is None else ones[self.one]
-        if self.name not in store and isinstance(self.key, tuple) and self.name not in _OF_LINKS:
-            raise NotProvedError(f"the model is given {self.name} of '{' '.join(self.key)}', which "
-                                 "one worker has for the others")
-        return store.get(self.name, self.value)
+        if self.name in store:
+            return store[self.name]
+        if self.one is not None or (isinstance(self.key, tuple) and self.name not in _OF_LINKS):
+            of = " ".join(self.key or ["all edges"])
+            raise NotProvedError(f"the model is given {self.name} of '{of}', which one worker has "
+                                 "for the others")
+        return self.value
 
 
 def _marked(value: Any, origin: Origin, key: Any = None) -> Any:
     """Arguments with an :class:`_Own` for all that is the batch's."""
     if isinstance(value, dict):
         return {k: _marked(x, origin, k) for k, x in value.items()}
-    hops = origin.hops
+    hops, many = origin.hops, type(value) in (list, tuple)
     if isinstance(value, RelationEdges):
         of = [hops.edges[value.relation]] if value.relation else hops.edges.values()
-        if value.size(1) == sum(len(edges.T) for edges in of):
-            return _Own(value, value.relation and tuple(value.relation), "edge_index",
-                        None if value.relation else len(origin.ones) - 1)
+        whole = value.size(1) == sum(len(edges.T) for edges in of)
+        return _Own(value, value.relation and tuple(value.relation),
+                    "edge_index" if whole else "a part of edge_index",
+                    None if value.relation else len(origin.ones) - 1)
     for there, at, name, one in origin.own:
         # Numbers of hops are in another list where a batch was moved to a device.
-        if (there is value if isinstance(there, Tensor) else
-                isinstance(there, list) and key == at and there == value):
+        if there is value if isinstance(there, Tensor) else (
+                many and key == at and [*value] == there):
             return _Own(value, at, name, one)
     for ntype, share in hops.seeds.items():
         if type(value) is int and value == share.own:
             return _Own(value, ntype, "batch_size")
-    if type(value) in (list, tuple):
-        return type(value)(_marked(x, origin, key) for x in value)
-    return value
+    return type(value)(_marked(x, origin, key) for x in value) if many else value
 
 
 class HopSetting(TrainingSetting):

@@ -65,12 +65,9 @@ def read_hetero_data(data: Any, name: str, target: str | None = None,
         if kept := _arrays(arrays, edges[relation].num_edges, str(relation), notes,
                            {"edge_index", "adj_t"}):
             edge_arrays[relation] = kept
-    if fold is not None and not any(_folds(arrays.get(m)) for arrays in nodes.values()
-                                    for m in MASKS):
-        raise InputError(f"fold is {fold}, but no mask has several columns; leave it out")
+    _take_fold(nodes, fold)
     counts, node_arrays = {t: _count(t, arrays) for t, arrays in nodes.items()}, {}
     for ntype, arrays in nodes.items():
-        _take_fold(ntype, arrays, counts[ntype], fold)
         _make_masks(ntype, arrays, counts[ntype])
         readable = _arrays(arrays, counts[ntype], ntype, notes, {"num_nodes", *_SPLITS})
         if {"x", "feat"} <= set(readable) or {"y", "label"} <= set(readable):
@@ -237,6 +234,12 @@ def _count(ntype: str, arrays: Mapping[str, Any]) -> int:
 
 def _make_masks(ntype: str, arrays: dict[str, Any], count: int) -> None:
     """Turn ids of a split into masks, and labels of such ids into `y`."""
+    for name in MASKS:
+        mask = _array(arrays.get(name))
+        if mask is not None and mask.ndim and len(mask) != count and mask.dtype.kind in "iu":
+            raise InputError(f"{name} of node type '{ntype}' has {len(mask)} rows for {count} "
+                             f"nodes; if these are ids of nodes, call it "
+                             f"{name.replace('mask', 'idx')}")
     labelled: list[tuple[np.ndarray, np.ndarray]] = []
     for name, split in _SPLITS.items():
         if name not in arrays:
@@ -264,29 +267,21 @@ def _make_masks(ntype: str, arrays: dict[str, Any], count: int) -> None:
         arrays["y"] = joined_labels(labelled, count, f"labels of node type '{ntype}'")
 
 
-def _take_fold(ntype: str, arrays: dict[str, Any], count: int, fold: int | None) -> None:
+def _take_fold(nodes: Mapping[str, dict[str, Any]], fold: int | None) -> None:
     """Put one column in place of masks with a column for each fold."""
-    for name in MASKS:
-        mask = _array(arrays.get(name))
-        if mask is None or not mask.ndim:
-            continue
-        if folds := _folds(mask):
-            if fold is None or not 0 <= fold < folds:
-                raise InputError(
-                    f"{name} of node type '{ntype}' has {folds} columns, one for each fold; "
-                    + ("say which to take" if fold is None else f"fold {fold} is none of them")
-                    + f": fold=0 … {folds - 1} (data.pt:fold=0, read_hetero_data(…, fold=0))")
-            arrays[name] = mask[:, fold]
-        elif len(mask) != count and mask.dtype.kind in "iu":
-            raise InputError(f"{name} of node type '{ntype}' has {len(mask)} rows for {count} "
-                             f"nodes; if these are ids of nodes, call it "
-                             f"{name.replace('mask', 'idx')}")
-
-
-def _folds(mask: Any) -> int:
-    """The number of columns of a mask that has several; 0 for any other."""
-    array = _array(mask)
-    return array.shape[1] if array is not None and array.ndim == 2 and array.shape[1] > 1 else 0
+    masks = [(ntype, name, mask) for ntype, arrays in nodes.items() for name in MASKS
+             if (mask := _array(arrays.get(name))) is not None and mask.ndim == 2
+             and mask.shape[1] > 1]
+    if fold is not None and not masks:
+        raise InputError(f"fold is {fold}, but no mask has several columns; leave it out")
+    for ntype, name, mask in masks:
+        folds = mask.shape[1]
+        if fold is None or not 0 <= fold < folds:
+            raise InputError(
+                f"{name} of node type '{ntype}' has {folds} columns, one for each fold; "
+                + ("say which to take" if fold is None else f"fold {fold} is none of them")
+                + f": fold=0 … {folds - 1} (data.pt:fold=0, read_hetero_data(…, fold=0))")
+        nodes[ntype][name] = mask[:, fold]
 
 
 def _arrays(arrays: Mapping[str, Any], rows: int, what: str, notes: list[str],

@@ -61,6 +61,9 @@ def main(paper: str, two: str) -> None:
             lambda batch: (batch.x_dict, batch.edge_index_dict, {"paper": torch.ones(4)},
                            {CITES: torch.ones(4)})),
         "numbers that change": said_of(part, loader, lambda rows, x: rows, steps=3),
+        "rows that the script made": said_of(
+            part, loader, lambda rows, x: rows, lambda batch: (
+                {t: 2 * x for t, x in batch.x_dict.items()}, batch.edge_index_dict)),
         "rows alone": said_of(part, loader, lambda rows, x: rows,
                               lambda batch: (batch["paper"].x, batch.edge_index_dict)),
     }

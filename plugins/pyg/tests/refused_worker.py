@@ -111,7 +111,8 @@ batch = next(iter(loader))
 calls = {
     "no edges": lambda: model(batch.x_dict, {}),
     "the model itself": lambda: model.module(batch.x_dict, batch.edge_index_dict),
-    "an older batch": lambda: (next(iter(loader)), model(batch.x_dict, batch.edge_index_dict)),
+    "an older batch": lambda: (next(iter(loader)), model(
+        batch.x_dict, batch.edge_index_dict).sum().backward()),
     "a batch before backward": lambda: (lambda out: (next(iter(loader)), out.sum().backward()))(
         model(*(lambda b: (b.x_dict, b.edge_index_dict))(next(iter(loader))))),
     "gradients of one worker": lambda: torch.autograd.grad(

@@ -32,7 +32,7 @@ SAID = {
     "workers that differ": "workers do not merge alike",
     "no edges": "called without the edges of a batch of dgl_heta_pyg.NeighborLoader",
     "the model itself": "SAGEConv was called outside of the distributed model",
-    "an older batch": "another batch was read after this one",
+    "an older batch": "a backward pass through another batch than the last one",
     "a batch before backward": "a backward pass through another batch than the last one",
     "gradients of one worker": "torch.autograd.grad returns gradients of one worker",
     "other fanouts": "worker 1 made a loader with fanouts = [3, 3], worker 0 with [2, 3]; all",
