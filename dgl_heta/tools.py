@@ -70,6 +70,9 @@ _LAZY = {
     "table_features": "dgl_heta.graph.readers.table_features",
     "task_columns": "dgl_heta.graph.readers.columns",
     "masks_of": "dgl_heta.graph.readers.splits",
+    "split_words": "dgl_heta.graph.readers.splits:words",
+    "column_seconds": "dgl_heta.graph.readers.times:seconds",
+    "read_instant": "dgl_heta.graph.readers.times",
     "known_entries": "dgl_heta.graph.labels",
     "joined_labels": "dgl_heta.graph.readers.arrays",
     "node_array": "dgl_heta.graph.readers.arrays",
@@ -132,17 +135,17 @@ __all__ = [
     "Loader", "MiniBatch", "NodeIds", "NodeShape", "NotProvedError", "Patch", "PatchTable",
     "PeerLostError", "Place", "Plugins", "Proofs", "RelationBlock", "RelationShape", "Relations",
     "SettingsOptions", "Shape", "StaticFeatures", "TextFile", "Traffic", "agrees", "as_text",
-    "changed", "check_archive", "check_file", "check_room", "check_source", "config_name",
-    "data_parallel", "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width",
-    "homes", "init_workers", "initial_rows", "is_part_config", "items_of", "joined_labels",
-    "kernel", "known_entries", "listing", "load_settings", "log_line", "make_request",
-    "mapped_files", "masks_of", "nearest", "new_array", "new_directory", "new_rows", "node_array",
-    "node_mask", "node_task", "open_input", "optional", "out", "part_tensor", "patch_all",
-    "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch", "print_json", "progress",
-    "quoted", "read_dgl_graph", "read_section", "read_signed", "read_toml", "replacing", "reserve",
-    "run_workers", "scratch_directory", "section_name", "share_of", "sort_of", "state_of", "table",
-    "table_features", "task_columns", "with_reverse", "worker_main", "wrapper_for_any_graph",
-    "write_atomic", "write_signed",
+    "changed", "check_archive", "check_file", "check_room", "check_source", "column_seconds",
+    "config_name", "data_parallel", "file_sum", "gather_rows", "generate", "graph_names", "grouped",
+    "head_width", "homes", "init_workers", "initial_rows", "is_part_config", "items_of",
+    "joined_labels", "kernel", "known_entries", "listing", "load_settings", "log_line",
+    "make_request", "mapped_files", "masks_of", "nearest", "new_array", "new_directory", "new_rows",
+    "node_array", "node_mask", "node_task", "open_input", "optional", "out", "part_tensor",
+    "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch", "print_json",
+    "progress", "quoted", "read_dgl_graph", "read_instant", "read_section", "read_signed",
+    "read_toml", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
+    "share_of", "sort_of", "split_words", "state_of", "table", "table_features", "task_columns",
+    "with_reverse", "worker_main", "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -167,8 +170,11 @@ if TYPE_CHECKING:
     from dgl_heta.graph.readers.id_shards import mapped as mapped_files
     from dgl_heta.graph.readers.sizes import check_archive
     from dgl_heta.graph.readers.splits import masks_of
+    from dgl_heta.graph.readers.splits import words as split_words
     from dgl_heta.graph.readers.table_features import table_features
     from dgl_heta.graph.readers.table_reader import Table as ColumnTable
+    from dgl_heta.graph.readers.times import read_instant
+    from dgl_heta.graph.readers.times import seconds as column_seconds
     from dgl_heta.graph.source import ALWAYS, MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers

@@ -16,6 +16,7 @@ from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, sort_of
 from dgl_heta.graph.readers.columns import NO_NUMBER
 from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.source import check_seconds
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -79,8 +80,9 @@ def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> I
     return times
 
 
-def seconds(table: Table, name: str) -> np.ndarray:
-    """The times in a column, each row's, as whole seconds since 1970 in UTC, rounded down: int64.
+def seconds(table: Table, name: str, up: bool = False) -> np.ndarray:
+    """The times in a column, each row's, as whole seconds since 1970 in UTC: int64, rounded down
+    or `up`.
 
     Raises
     ------
@@ -100,7 +102,27 @@ def seconds(table: Table, name: str) -> np.ndarray:
     if len(times.keys) == 1 and len(column) and not isinstance(times.text(0), int):
         raise InputError(f"column '{name}' of {table.path} holds {column.type} values; numbers "
                          "that are times are whole seconds since 1970")
-    return times.keys[-1].astype(np.int64)
+    parts = times.keys[0] > 0 if up and len(times.keys) == 2 else 0
+    return np.asarray(times.keys[-1] + parts, np.int64)
+
+
+def read_instant(given: str | int, name: str) -> int:
+    """A time, in ISO 8601 (without a zone of UTC) or seconds since 1970, as the latter.
+
+    Raises
+    ------
+    InputError
+        It is none; `name` says what has it.
+    """
+    if isinstance(given, int | np.integer):
+        check_seconds(np.array([given]), lambda _: name)
+        return int(given)
+    try:
+        when = datetime.fromisoformat(given.strip().replace("Z", "+00:00"))
+    except (AttributeError, ValueError):
+        raise InputError(f"{name} is '{given}'; a time is written 2026-11-23 or "
+                         "2026-11-23T09:30:00+01:00") from None
+    return int(when.replace(tzinfo=when.tzinfo or timezone.utc).timestamp() // 1)
 
 
 def _moments(seconds: np.ndarray, nanoseconds: np.ndarray, known: np.ndarray, zoned: bool

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dgl_heta.tools import as_text
+
 ROWS = 1 << 16
 """Rows of a batch, at most."""
+SEPARATOR = "|"
 
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """Columns of a table that name a row of another by `referred` columns of that; empty: by its
-    primary key."""
+    """Columns of a table that name a row of another by `referred` columns of that; where a
+    database says none, they are those of its primary key."""
 
     columns: tuple[str, ...]
     table: str
@@ -37,7 +43,7 @@ class Table:
     columns : name to Arrow's type; None where there is none for what it holds.
     key : columns of the primary key; None where none is declared, empty where rows need none.
     time : the column that says from when on a row is there.
-    aside : columns of foreign keys to tables that are not read.
+    aside : columns of all foreign keys, also of those to tables that are not read.
     """
 
     name: str
@@ -54,21 +60,35 @@ class Table:
         return [column for key in self.foreign for column in key.columns]
 
 
-def in_declared_case(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """The same tables, whose foreign keys name tables and columns in the case in which these are
-    declared: most databases take REFERENCES in any."""
-    def declared(name: str, names: Iterable[str]) -> str:
-        return name if name in names else next(
-            (known for known in names if known.lower() == name.lower()), name)
+def in_declared_case(found: Iterable[Table]) -> dict[str, Table]:
+    """Tables by their names, whose foreign keys name tables and columns in the case in which these
+    are declared: most databases take REFERENCES in any."""
+    def declared(names: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+        cases = {name.lower(): name for name in known}
+        return tuple(name if name in known else cases.get(name.lower(), name) for name in names)
 
     def settled(table: Table, key: ForeignKey) -> ForeignKey:
-        other = declared(key.table, tables)
+        (other,) = declared([key.table], tables)
         referred = tables[other].columns if other in tables else ()
-        return ForeignKey(tuple(declared(column, table.columns) for column in key.columns), other,
-                          tuple(declared(column, referred) for column in key.referred))
+        return ForeignKey(declared(key.columns, table.columns), other,
+                          declared(key.referred, referred))
 
+    tables = {table.name: table for table in found}
     return {name: replace(table, foreign=tuple(settled(table, key) for key in table.foreign))
             for name, table in tables.items()}
+
+
+def joined(batch: Any, columns: Sequence[str]) -> Any:
+    """The key of each row as text (large_string), null where a column is.
+
+    Several columns are joined by :data:`SEPARATOR`; a backslash stands before one in a text.
+    """
+    texts = [as_text(batch.column(name)) for name in columns]
+    if len(texts) == 1:
+        return texts[0]
+    for mark in ("\\", SEPARATOR):
+        texts = [pc.replace_substring(text, mark, "\\" + mark) for text in texts]
+    return pc.binary_join_element_wise(*texts, pa.scalar(SEPARATOR, pa.large_string()))
 
 
 class Database(AbstractContextManager["Database"], ABC):
@@ -86,8 +106,8 @@ class Database(AbstractContextManager["Database"], ABC):
     tables: dict[str, Table]
 
     @abstractmethod
-    def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
-        """The rows of a table, and of each of some foreign keys the rows that have it."""
+    def counts(self, table: Table, keys: Sequence[Sequence[str]] = ()) -> list[int]:
+        """The rows of a table, and for each of some sets of columns the rows that have them all."""
 
     @abstractmethod
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
