@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class DuckDatabase(Database):
         self._files = {file.stem: file for file in parquet_files(path)} if path.is_dir() else {}
         self.name = path.resolve().stem
         self.where = str(path) if self._files else f"duckdb:///{path}"
-        self._state = self._states()
+        self._state, self.names = self._states(), {}
         self._duckdb = optional("duckdb", f"reading {self.where}", "duckdb", "dgl-heta-relational")
         with self._told():
             self._connection = self._duckdb.connect(":memory:" if self._files else str(path),
@@ -43,8 +43,8 @@ class DuckDatabase(Database):
             with self._told():
                 self._connection.begin()
                 for name, file in self._files.items():
-                    self._connection.execute(f"CREATE VIEW {_quoted(name)} AS SELECT * FROM "
-                                             f"read_parquet({_quoted(str(file), chr(39))})")
+                    self._connection.execute(f"CREATE VIEW {self.quoted(name)} AS SELECT * FROM "
+                                             f"read_parquet({self.quoted(str(file), chr(39))})")
                 self.tables = in_declared_case(self._reflected(settings.schemas))
         except BaseException:
             self.close()
@@ -53,38 +53,35 @@ class DuckDatabase(Database):
     def close(self) -> None:
         self._connection.close()
 
-    def counts(self, table: Table, keys: Sequence[Sequence[str]] = ()) -> list[int]:
-        known = ["count(CASE WHEN " + " AND ".join(f"{_quoted(c)} IS NOT NULL" for c in columns)
-                 + " THEN 1 END)" for columns in keys]
-        with self._told():
-            return [*self._rows(f"SELECT {', '.join(['count(*)', *known])} FROM "
-                                f"{self._names[table.name]}")[0]]
-
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
-        yield from self.query(f"SELECT {', '.join(map(_quoted, columns))} FROM "
-                              f"{self._names[table.name]}")
+        yield from super().batches(table, columns)
         if self._states() != self._state:
             raise HetaError(f"files of {self.where} changed while they were read; read them again "
                             "when nothing writes to them")
 
-    def query(self, text: str) -> Iterator[Any]:
+    def _read(self, query: str, what: str, columns: Mapping[str, Any] | None) -> Iterator[Any]:
         with self._told():
-            for batch in self._read(text):
+            for batch in self._reader(query, what):
                 yield as_declared(batch)
+
+    def _reader(self, query: str, what: str) -> Any:
+        asked = self._connection.sql(query)
+        if asked is None:
+            raise InputError(f"{what} gives no rows; it must be a SELECT")
+        return (getattr(asked, "to_arrow_reader", None) or asked.fetch_arrow_reader)(ROWS)
 
     def _reflected(self, schemas: Sequence[str]) -> Iterator[Table]:
         """All tables and views of the schemas."""
         (own,), = self._rows("SELECT current_schema()")
         schemas = schemas or [own]
-        self._names: dict[str, str] = {}
         for schema, name, is_view in self._rows(
                 "SELECT table_schema, table_name, table_type = 'VIEW' FROM "
                 "information_schema.tables WHERE table_catalog = current_database()"):
             if schema not in schemas:
                 continue
             full = name if schema == schemas[0] else f"{schema}.{name}"
-            self._names[full] = f"{_quoted(schema)}.{_quoted(name)}"
-            columns = self._read(f"SELECT * FROM {self._names[full]} LIMIT 0").schema
+            self.names[full] = f"{self.quoted(schema)}.{self.quoted(name)}"
+            columns = self._reader(f"SELECT * FROM {self.names[full]} LIMIT 0", full).schema
             keys = self._rows(
                 "SELECT constraint_type, constraint_column_names, referenced_table, "
                 "referenced_column_names FROM duckdb_constraints() WHERE database_name = "
@@ -102,13 +99,6 @@ class DuckDatabase(Database):
         states = [file.stat() for file in self._files.values()]
         return [(state.st_size, state.st_mtime_ns) for state in states]
 
-    def _read(self, text: str) -> Any:
-        """What a query gives, to be read in batches."""
-        asked = self._connection.sql(text)
-        if asked is None:
-            raise InputError("the query of --task gives no rows; it must be a SELECT")
-        return (getattr(asked, "to_arrow_reader", None) or asked.fetch_arrow_reader)(ROWS)
-
     def _rows(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self._connection.execute(text, values).fetchall()
         return rows
@@ -120,7 +110,3 @@ class DuckDatabase(Database):
         except self._duckdb.Error as error:
             raise HetaError(f"cannot read {self.where}: {' '.join(str(error).split())[:300]}"
                             ) from None
-
-
-def _quoted(name: str, mark: str = '"') -> str:
-    return mark + name.replace(mark, 2 * mark) + mark

@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,14 +54,16 @@ class SqlDatabase(Database):
         self._password = os.environ.get(PASSWORD, "")
         self._limit_s = settings.timeout_s
         self._connection: Any = None
+        self.names = {}
+        self.mark = "`" if kind == "mysql" else '"'
         self._engine = _engine(parsed, kind, self._password, self.where, self._limit_s)
         try:
             with self._told():
                 self._connection = self._engine.connect().execution_options(
-                    stream_results=True, max_row_buffer=ROWS)
+                    stream_results=True, max_row_buffer=ROWS, no_parameters=True,
+                    **({"postgresql_readonly": True} if kind == "postgresql" else {}))
                 if kind == "sqlite":  # whose driver would begin no transaction to read
                     self._connection.exec_driver_sql("BEGIN")
-                self._sql: dict[str, Any] = {}
                 self.tables = in_declared_case(self._reflected(settings.schemas))
         except BaseException:
             self.close()
@@ -73,31 +75,12 @@ class SqlDatabase(Database):
                 self._connection.close()
         self._engine.dispose()
 
-    def counts(self, table: Table, keys: Sequence[Sequence[str]] = ()) -> list[int]:
-        of = self._sql[table.name]
-        known = [sa.func.count(sa.case((sa.and_(*(of.c[name].is_not(None) for name in columns)),
-                                        1))) for columns in keys]
+    def _read(self, query: str, what: str, columns: Mapping[str, Any] | None) -> Iterator[Any]:
+        maker = BatchMaker(f"{what} of {self.where}", columns)
         with self._told():
-            row = self._connection.execute(
-                sa.select(sa.func.count(), *known).select_from(of)).one()
-        return [int(value) for value in row]
-
-    def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
-        of = self._sql[table.name]
-        maker = BatchMaker(f"table '{table.name}' of {self.where}", table.columns)
-        # With no types of SQLAlchemy's, which would read '2020-01-01 10:00+02:00' as 10 o'clock.
-        yield from self._made(sa.select(*(sa.type_coerce(of.c[name], types.NullType()).label(name)
-                                          for name in columns)), maker)
-
-    def query(self, text: str) -> Iterator[Any]:
-        yield from self._made(text, BatchMaker(f"the query of --task to {self.where}", None))
-
-    def _made(self, statement: Any, maker: BatchMaker) -> Iterator[Any]:
-        with self._told():
-            result = (self._connection.exec_driver_sql(statement) if isinstance(statement, str)
-                      else self._connection.execute(statement))
+            result = self._connection.exec_driver_sql(query)
         if not result.returns_rows:
-            raise InputError("the query of --task gives no rows; it must be a SELECT")
+            raise InputError(f"{what} gives no rows; it must be a SELECT")
         names, parts = list(result.keys()), result.partitions(ROWS)
         while True:
             with self._told():
@@ -126,8 +109,8 @@ class SqlDatabase(Database):
                 foreign = look.get_multi_foreign_keys(of)
             for (schema, name), columns in every.items():
                 key = keys.get((schema, name), {}).get("constrained_columns")
-                known = sa.table(name, *(sa.column(c["name"]) for c in columns), schema=schema)
-                self._sql[full(schema, name)] = known
+                self.names[full(schema, name)] = ".".join(
+                    self.quoted(each) for each in (schema, name) if each)
                 own = {tuple(each["constrained_columns"]): ForeignKey(
                     tuple(each["constrained_columns"]),
                     full(each["referred_schema"], each["referred_table"]),
@@ -206,15 +189,15 @@ def _engine(url: sa.URL, kind: str, password: str, where: str, limit_s: float) -
 
 
 def _arguments(kind: str, driver: str, limit_s: int) -> dict[str, Any]:
-    """What a driver is asked for: only to read; to notice in about a minute that a host is gone."""
-    if kind == "sqlite":
-        return {}
+    """What a driver is asked for; a host that is gone is noticed in about a minute."""
     connect_s = {"connect_timeout": min(30, limit_s)}
+    if driver in ("psycopg2", "psycopg"):
+        return {**connect_s, "keepalives_idle": 30, "keepalives_interval": 10,
+                "keepalives_count": 3, "options": "-c synchronize_seqscans=off"}
     if kind == "mysql":
         return {**connect_s, "init_command": "SET SESSION TRANSACTION READ ONLY",
                 **({"read_timeout": limit_s + 1} if driver == "pymysql" else {})}
-    return {**connect_s, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
-            "options": "-c synchronize_seqscans=off -c default_transaction_read_only=on"}
+    return {}
 
 
 def arrow_type(declared: Any) -> Any:

@@ -99,23 +99,47 @@ class Database(AbstractContextManager["Database"], ABC):
     name : of the graph.
     where : how messages and stores name the database; never with a password.
     tables : by their names; views among them.
+    names : what queries call the tables.
+    mark : what names in queries are quoted by.
     """
 
     name: str
     where: str
     tables: dict[str, Table]
+    names: dict[str, str]
+    mark = '"'
 
-    @abstractmethod
     def counts(self, table: Table, keys: Sequence[Sequence[str]] = ()) -> list[int]:
         """The rows of a table, and for each of some sets of columns the rows that have them all."""
+        known = ["CASE WHEN " + " AND ".join(f"{self.quoted(name)} IS NOT NULL" for name in columns)
+                 + " THEN 1 END" for columns in keys]
+        counted = [f"count({what}) AS n{i}" for i, what in enumerate(["*", *known])]
+        (batch,) = self.query(f"SELECT {', '.join(counted)} FROM {self.names[table.name]}")
+        return [int(column[0].as_py()) for column in batch.columns]
 
-    @abstractmethod
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
         """Some columns of all rows, as record batches of the types that the table says."""
+        yield from self._read(f"SELECT {', '.join(map(self.quoted, columns))} FROM "
+                              f"{self.names[table.name]}", f"table '{table.name}'", table.columns)
+
+    def query(self, text: str) -> Iterator[Any]:
+        """The rows that a query gives, as record batches.
+
+        Raises
+        ------
+        InputError
+            It gives none.
+        """
+        return self._read(text, "the query of --task", None)
+
+    def quoted(self, name: str, mark: str = "") -> str:
+        """A name as queries write it, or with a `mark` of its own a text."""
+        mark = mark or self.mark
+        return mark + name.replace(mark, 2 * mark) + mark
 
     @abstractmethod
-    def query(self, text: str) -> Iterator[Any]:
-        """The rows that a query of the user's gives, as record batches."""
+    def _read(self, query: str, what: str, columns: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Batches of the rows of a query; `columns` are their types, where they are known."""
 
     @abstractmethod
     def close(self) -> None:

@@ -6,8 +6,6 @@ Files and DuckDB have Arrow's columns (:func:`as_declared`), drivers have values
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -83,7 +81,7 @@ class BatchMaker:
                                 for name, values in zip(names, columns)], list(names))
 
     def _array(self, name: str, values: Sequence[Any]) -> Any:
-        kind = (self._columns[name] or TEXT) if self._columns else _seen(values)
+        kind = (self._columns[name] or TEXT) if self._columns else None
         try:
             return self._made(name, values, kind)
         except _WRONG:
@@ -104,18 +102,25 @@ class BatchMaker:
 
     def _made(self, name: str, values: Sequence[Any], kind: Any) -> Any:
         """Values as an array, times as instants: those without a zone as of UTC."""
-        seen = {*map(type, values)} - {type(None)}
-        if kind != TIME:
-            exact, converted = _CONVERTED[kind]
-            return pa.array(values if seen <= exact else [
-                None if value is None else converted(value) for value in values], kind)
-        if seen == {str}:  # SQLite has no times
-            return self._written(name, pa.array(values, TEXT))
-        if seen == {datetime.date}:
-            return pc.cast(pa.array(values, pa.date32()), TIME)
-        if not seen <= {datetime.datetime}:
-            raise TypeError("a number is no time: Arrow would count it from 1970, in its own unit")
-        return pa.array(values, TIME)
+        if kind == TEXT:
+            if any(isinstance(value, bytes | memoryview) for value in values):
+                raise TypeError("bytes are no text")
+            return pa.array([value if value is None else str(value) for value in values], TEXT)
+        if kind in (pa.uint64(), pa.large_binary()):  # of values that tell less
+            return pa.array(values, kind)
+        found = _known(pa.array(values))
+        if kind is None:  # with as many digits as a batch happens to need
+            return pc.cast(found, pa.float64()) if pa.types.is_decimal(found.type) else found
+        if found.null_count == len(found):
+            return pa.nulls(len(found), kind)
+        if kind == TIME and found.type == TEXT:  # SQLite has no times
+            return self._written(name, found)
+        if (found.type == TEXT) or (kind == TIME) != pa.types.is_temporal(found.type):
+            raise TypeError("text is no number, and no number is a time")
+        made = pc.cast(found, kind)
+        if kind == pa.bool_() and not pc.cast(made, found.type).equals(found):
+            raise TypeError("a truth value is 0 or 1")
+        return made
 
     def _written(self, name: str, text: Any) -> Any:
         """Times as ISO 8601 text, all of the form of the first ones."""
@@ -128,48 +133,4 @@ class BatchMaker:
         raise ValueError("no time of the column's form")
 
 
-def _seen(values: Sequence[Any]) -> Any:
-    """The type of a query's column, which nobody declares: that of its values."""
-    kinds = {type(value) for value in values if value is not None}
-    for known, of in (({bool}, pa.bool_()), ({int, bool}, pa.int64()),
-                      ({int, bool, float, decimal.Decimal}, pa.float64()),
-                      ({datetime.datetime}, TIME), ({datetime.date}, TIME)):
-        if kinds and kinds <= known:
-            return of
-    return TEXT
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes | memoryview):
-        raise TypeError("bytes are no text")
-    return str(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, datetime.time):
-        value = datetime.datetime.combine(datetime.date.min, value) - datetime.datetime.min
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if isinstance(value, str):
-        raise TypeError("text is no number")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, str) or int(value) != value:
-        raise TypeError("no whole number")
-    return int(value)
-
-
-def _truth(value: Any) -> bool:
-    if value not in (0, 1):
-        raise TypeError("no truth value")
-    return bool(value)
-
-
 _WRONG = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_CONVERTED: dict[Any, tuple[set[type], Any]] = {
-    TEXT: ({str}, _text), pa.int64(): ({int}, _whole), pa.uint64(): ({int}, _whole),
-    pa.float64(): ({float}, _number), pa.bool_(): ({bool}, _truth),
-    pa.large_binary(): ({bytes}, bytes)}
-"""Types of Python whose values are of a type of Arrow's as they are, and what makes others so."""
