@@ -23,6 +23,8 @@ from dgl_heta_relational.values import BatchMaker
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
+_FETCHED = 1 << 11
+"""Rows that are rows of Python at a time: of many more, its collector of garbage takes half."""
 _SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
 
 
@@ -55,7 +57,8 @@ class SqlDatabase(Database):
             connection = self._engine.connect()
             if kind in ("postgresql", "mysql"):
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            self._connection = connection.execution_options(
+            self._is_file = kind == "sqlite"
+            self._connection = connection if self._is_file else connection.execution_options(
                 stream_results=True, max_row_buffer=ROWS,
                 **({"postgresql_readonly": True} if kind == "postgresql" else {}))
             if kind == "mysql":
@@ -99,13 +102,19 @@ class SqlDatabase(Database):
                       else self._connection.execute(statement))
         if not result.returns_rows:
             raise InputError("the query of --task gives no rows; it must be a SELECT")
-        names, parts = list(result.keys()), result.partitions(ROWS)
+        names = list(result.keys())
+        # SQLite's driver reads a row when it is asked for it; SQLAlchemy's rows take as long again.
+        fetch = result.cursor.fetchmany if self._is_file else result.fetchmany
         while True:
+            columns: list[list[Any]] = [[] for _ in names]
             with self._told():
-                rows = next(parts, None)
-            if rows is None:
+                while len(columns[0]) < ROWS and (rows := fetch(_FETCHED)):
+                    for column, values in zip(columns, zip(*rows)):
+                        column += values
+            if not columns[0]:
+                result.close()
                 return
-            yield maker.batch(names, rows)
+            yield maker.batch(names, columns)
 
     def _reflected(self, schemas: Sequence[str]) -> dict[str, Table]:
         """All tables and views."""
@@ -150,7 +159,7 @@ class SqlDatabase(Database):
         timer.start()
         try:
             yield
-        except (sa.exc.SQLAlchemyError, OSError) as error:
+        except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error, OSError) as error:
             cause = getattr(error, "orig", None) or error
             lines = str(cause).strip().splitlines() or [type(cause).__name__]
             reason = " ".join(line.strip() for line in lines[:2])

@@ -20,7 +20,7 @@ _AS_THEY_ARE: dict[Any, set[type]] = {
 
 
 class BatchMaker:
-    """Makes batches of rows of tuples.
+    """Makes batches of columns of values.
 
     Parameters
     ----------
@@ -32,15 +32,14 @@ class BatchMaker:
         self._where, self._columns = where, columns
         self._zoned: dict[str, bool] = {}
 
-    def batch(self, names: Sequence[str], rows: Sequence[Any]) -> Any:
-        """A record batch of some rows.
+    def batch(self, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Any:
+        """A record batch of some rows, by columns.
 
         Raises
         ------
         InputError
             A value that is not what its column is declared as; times with and without a zone.
         """
-        columns = zip(*rows) if rows else [()] * len(names)
         return pa.record_batch([self._array(name, values)
                                 for name, values in zip(names, columns)], list(names))
 
