@@ -14,7 +14,7 @@ from dgl_heta.graph.readers.id_shards import ArrayFile
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeSource, share_of
 from dgl_heta.store.builders import ALONE, Builders
-from dgl_heta.system.disk import forget, new_array, row_starts
+from dgl_heta.system.disk import array_of, forget, row_starts
 from dgl_heta.system.jit import late_kernel
 from dgl_heta.system.memory import give_back
 
@@ -49,12 +49,11 @@ def count_in_degrees(
         An id out of range, or chunks with unequal numbers of sources and destinations.
     """
     def count() -> np.ndarray:
-        counts: np.ndarray
-        if scratch is None or num_dst <= chunk // 8:
-            counts = np.zeros(num_dst + 1, np.int64)
-        else:
+        file = None
+        if scratch is not None and num_dst > chunk // 8:
             scratch.mkdir(exist_ok=True)
-            counts = new_array(scratch / f"indptr-{builders.rank}", np.int64, (num_dst + 1,))
+            file = scratch / f"indptr-{builders.rank}"
+        counts = array_of(file, np.int64, (num_dst + 1,))
         _count_share(relation, *share_of(edges, builders.rank, builders.size), num_src, counts,
                      chunk, advance)
         return counts

@@ -31,7 +31,7 @@ from dgl_heta_relational.ids import MEMORY, Key, joined
 from dgl_heta_relational.layout import Layout, make_layout
 from dgl_heta_relational.seeds import read_seeds, warn_of_answers
 from dgl_heta_relational.settings import RelationalSettings
-from dgl_heta_relational.tables import Database, ForeignKey, Table
+from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table
 from dgl_heta_relational.task import Labelled, label_of, seconds_of
 
 log = logging.getLogger("dgl_heta")
@@ -278,10 +278,9 @@ class _Reading:
             ends = [ArrayFile(self._path(), np.int64 if self._read[t].count >= 2**31 else np.int32)
                     for t in (relation.src, relation.dst)]
             if table.name in self._layout.links:
-                there = self._link(table, ends)
+                kept = self._link(table, ends)
                 if table.time:
-                    own = self._read[table.name].times
-                    times[relation] = own.read(0, len(own))[there]
+                    times[relation] = self._mapped(kept)[0]
             else:
                 key = next(k for k in table.foreign
                            if k.name == relation.etype and k.table == relation.dst)
@@ -295,19 +294,29 @@ class _Reading:
             edges[relation] = EdgeArrays(*self._mapped(*ends))
         return edges
 
-    def _link(self, table: Table, ends: list[ArrayFile]) -> np.ndarray:
-        """Append the edges of a link table; returns the rows both of whose keys name one."""
-        found = []
-        for key, asked in self._read[table.name].asked.items():
-            named = np.full(self._read[table.name].count, -2)
+    def _link(self, table: Table, ends: list[ArrayFile]) -> ArrayFile:
+        """Append the edges of a link table, which are rows both of whose keys name one; returns
+        the times of these, if the table has some."""
+        read, kept, found = self._read[table.name], self._file(), []
+        for key, asked in read.asked.items():
+            named, lost = ArrayFile(self._path(), np.int64), 0
             for rows, numbers in asked.answers(self._shards[asked.key]):
-                named[rows] = numbers
-            self._missing(table, key, int((named == -1).sum()))
+                lost += int((numbers < 0).sum())
+                of_rows = np.full(rows[-1] + 1 - len(named), -1)
+                of_rows[rows - len(named)] = numbers
+                named.append(of_rows)
+            named.append(np.full(read.count - len(named), -1))
+            self._missing(table, key, lost)
             found.append(named)
-        there: np.ndarray = (found[0] >= 0) & (found[1] >= 0)
-        for file, named in zip(ends, found):
-            file.append(named[there])
-        return there
+        for low in range(0, read.count, ROWS):
+            high = min(low + ROWS, read.count)
+            numbers = np.stack([named.read(low, high) for named in found])
+            there = (numbers >= 0).all(0)
+            for file, own in zip(ends, numbers):
+                file.append(own[there])
+            if table.time:
+                kept.append(read.times.read(low, high)[there])
+        return kept
 
     def _missing(self, table: Table, key: ForeignKey, lost: int) -> None:
         """Say, or refuse, that keys lead to no row."""
