@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first,
 from dgl_heta.graph.readers.columns import NO_NUMBER
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.source import check_seconds
+from dgl_heta.system.disk import forget, new_array
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -50,19 +52,26 @@ class Instants:
     text: Callable[[int], Any]
 
 
-def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> Instants:
+def instants(table: Table, name: str, form: str | None, needed: np.ndarray,
+             file: Path | None = None) -> Instants:
     """The times in a column of a table.
 
     Parameters
     ----------
     form : how they are written, in the codes of Python's `strptime`; None: as numbers or ISO 8601.
     needed : the rows that need a time, bool.
+    file : a new file, of which the times are a map then, if Arrow's types say what they are.
 
     Raises
     ------
     InputError
         No such column, a value that is no time, a row without one that needs it.
     """
+    if file is not None and form is None:
+        table.check(name, " of times")
+        kind = next(table.pieces([name])).columns([name])[0].type
+        if sort_of(kind) == "time" and not arrow().types.is_duration(kind):
+            return _mapped(table, name, needed, file, getattr(kind, "tz", None) is not None)
     column = table.column(name, ("text", "time", *NUMBERS), "a time is a date, a timestamp, a "
                           "number or text", " of times")
     sort = sort_of(column.type)
@@ -78,6 +87,18 @@ def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> I
     if (row := first(needed & ~times.known)) is not None:
         raise table.wrong(name, row, column, "; every labelled node needs a time")
     return times
+
+
+def _mapped(table: Table, name: str, needed: np.ndarray, file: Path, zoned: bool) -> Instants:
+    """The times of a column of dates or timestamps, which is read in pieces."""
+    keys, known, low = new_array(file, np.int64, (2, len(needed))), np.zeros_like(needed), 0
+    for piece in table.pieces([name]):
+        high = low + piece.num_rows
+        times = instants(piece, name, None, needed[low:high])
+        keys[:, low:high], known[low:high] = times.keys, times.known
+        forget(keys)
+        low = high
+    return _moments(keys[1], keys[0], known, zoned)
 
 
 def seconds(table: Table, name: str, up: bool = False) -> np.ndarray:

@@ -27,6 +27,8 @@ from dgl_heta_relational.values import TEXT, TIME, BatchMaker
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
+_FETCHED = 1 << 11
+"""Rows that are rows of Python at a time: of many more, its collector of garbage takes half."""
 _SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
 
 
@@ -54,6 +56,7 @@ class SqlDatabase(Database):
         self._password = os.environ.get(PASSWORD, "")
         self._limit_s = settings.timeout_s
         self._connection: Any = None
+        self._is_file = kind == "sqlite"
         self.names = {}
         self.mark = "`" if kind == "mysql" else '"'
         self._engine = _engine(parsed, kind, self._password, self.where, self._limit_s)
@@ -62,7 +65,7 @@ class SqlDatabase(Database):
                 self._connection = self._engine.connect().execution_options(
                     stream_results=True, max_row_buffer=ROWS, no_parameters=True,
                     **({"postgresql_readonly": True} if kind == "postgresql" else {}))
-                if kind == "sqlite":  # whose driver would begin no transaction to read
+                if self._is_file:  # SQLite, whose driver would begin no transaction to read
                     self._connection.exec_driver_sql("BEGIN")
                 self.tables = in_declared_case(self._reflected(settings.schemas))
         except BaseException:
@@ -81,13 +84,19 @@ class SqlDatabase(Database):
             result = self._connection.exec_driver_sql(query)
         if not result.returns_rows:
             raise InputError(f"{what} gives no rows; it must be a SELECT")
-        names, parts = list(result.keys()), result.partitions(ROWS)
+        names = list(result.keys())
+        # SQLite's driver reads a row when it is asked for it; SQLAlchemy's rows take as long again.
+        fetch = result.cursor.fetchmany if self._is_file else result.fetchmany
         while True:
+            values: list[list[Any]] = [[] for _ in names]
             with self._told():
-                rows = next(parts, None)
-            if rows is None:
+                while len(values[0]) < ROWS and (rows := fetch(_FETCHED)):
+                    for column, more in zip(values, zip(*rows)):
+                        column += more
+            if not values[0]:
+                result.close()
                 return
-            yield maker.batch(names, rows)
+            yield maker.batch(names, values)
 
     def _reflected(self, schemas: Sequence[str]) -> Iterator[Table]:
         """All tables and views, as they are declared."""
@@ -130,7 +139,7 @@ class SqlDatabase(Database):
         timer.start()
         try:
             yield
-        except (sa.exc.SQLAlchemyError, OSError) as error:
+        except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error, OSError) as error:
             cause = getattr(error, "orig", None) or error
             lines = str(cause).strip().splitlines() or [type(cause).__name__]
             reason = " ".join(line.strip() for line in lines[:2])

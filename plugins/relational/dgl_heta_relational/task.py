@@ -10,7 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from dgl_heta import InputError, Task
-from dgl_heta.tools import MASKS, known_entries, listing, masks_of, node_task, task_columns
+from dgl_heta.tools import (
+    ALWAYS,
+    MASKS,
+    known_entries,
+    listing,
+    masks_of,
+    node_task,
+    task_columns,
+)
 from dgl_heta_relational.layout import Layout
 from dgl_heta_relational.settings import RelationalSettings
 
@@ -38,20 +46,21 @@ class Labelled:
              ) -> tuple[Task, dict[str, np.ndarray], dict[str, Any], int | None]:
         """The task, the labels and masks, what a store keeps of them, the last time of training."""
         table, arrays = spool.columns(), dict[str, np.ndarray]()
-        labels = task_columns(table, self.column, self.kind, None, arrays)
+        labels = task_columns(table, self.column, self.kind, None, arrays,
+                              file=spool.path.with_suffix(".labels"))
         known = known_entries(arrays[self.column], None)
         if self.kind == "classification":
             known &= arrays[self.column] >= 0
         masks, record = masks_of(self.split, table, arrays[self.column],
-                                 known.reshape(len(known), -1).any(1), "plugins.relational.split")
+                                 known.reshape(len(known), -1).any(1), "plugins.relational.split",
+                                 spool.path.with_suffix(".times"))
         arrays |= masks
         info: dict[str, Any] = {**labels.info(), **({"times": record} if record else {})}
         task = node_task(self.table, len(labels.names) or None, self.column,
                          {self.table: arrays}, counts, self.kind, None, info)
         until = None
         if times is not None:
-            trained = times[masks[MASKS[0]]]
-            until = int(trained.max()) if len(trained) else None
+            until = int(times.max(where=masks[MASKS[0]], initial=ALWAYS))
         return task, arrays, info, until
 
 

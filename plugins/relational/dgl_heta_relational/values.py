@@ -56,7 +56,7 @@ def _known(column: Any) -> Any:
 
 
 class BatchMaker:
-    """Makes batches of rows of tuples.
+    """Makes batches of columns of values.
 
     Parameters
     ----------
@@ -68,15 +68,14 @@ class BatchMaker:
         self._where, self._columns = where, columns
         self._forms: dict[str, Any] = {}  # of times as text: with a zone, or without
 
-    def batch(self, names: Sequence[str], rows: Sequence[Any]) -> Any:
-        """A record batch of some rows.
+    def batch(self, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Any:
+        """A record batch of some rows, by columns.
 
         Raises
         ------
         InputError
             A value that is not what its column is declared as; times with and without a zone.
         """
-        columns = zip(*rows) if rows else [()] * len(names)
         return pa.record_batch([self._array(name, values)
                                 for name, values in zip(names, columns)], list(names))
 

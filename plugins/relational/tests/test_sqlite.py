@@ -310,6 +310,12 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, more, said, why):
     assert not list(scratch.iterdir())
 
 
+def test_what_the_driver_cannot_read_is_one_line(tmp_path):
+    url = made(tmp_path / "shop.db", SHOP, "UPDATE customer SET name = CAST(x'ff' AS TEXT)")
+    with pytest.raises(HetaError, match="cannot read sqlite:///.*shop.db: Could not decode"):
+        read(url)
+
+
 @pytest.mark.parametrize("url", [
     "sqlite:///nowhere.db", "sqlite://", "duckdb:///nowhere.db"])
 def test_a_file_that_is_not_there_is_not_made(tmp_path, monkeypatch, url):
