@@ -70,6 +70,9 @@ _LAZY = {
     "table_features": "dgl_heta.graph.readers.table_features",
     "task_columns": "dgl_heta.graph.readers.columns",
     "masks_of": "dgl_heta.graph.readers.splits",
+    "split_words": "dgl_heta.graph.readers.splits:words",
+    "column_seconds": "dgl_heta.graph.readers.times:seconds",
+    "read_instant": "dgl_heta.graph.readers.times",
     "known_entries": "dgl_heta.graph.labels",
     "joined_labels": "dgl_heta.graph.readers.arrays",
     "node_array": "dgl_heta.graph.readers.arrays",
@@ -131,20 +134,21 @@ _LAZY = {
 __all__ = [
     "ALWAYS", "COMPILES", "MASKS", "PUBLIC", "REVERSE", "Advance", "ArrayFile", "AsJson", "Block",
     "ColumnTable", "Comm", "DistributedModel", "GroupExchange", "IdShards", "InEdges", "LinkStep",
-    "Loader", "MiniBatch", "NodeIds", "NodeShape", "NotProvedError", "Patch", "PatchTable",
-    "PeerLostError", "Place", "Plugins", "RelationBlock", "RelationShape", "Relations",
-    "SettingsOptions", "Shape", "StaticFeatures", "StepProof", "TextFile", "Traffic",
+    "Loader", "MiniBatch", "Moments", "NodeIds", "NodeShape", "NotProvedError", "Patch",
+    "PatchTable", "PeerLostError", "Place", "Plugins", "RelationBlock", "RelationShape",
+    "Relations", "SettingsOptions", "Shape", "StaticFeatures", "StepProof", "TextFile", "Traffic",
     "TrainingSetting", "agrees", "as_text", "changed", "check_archive", "check_file", "check_room",
-    "check_source", "config_name", "data_parallel", "file_sum", "gather_rows", "generate",
-    "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
-    "is_part_config", "joined_labels", "kernel", "known_entries", "listing", "load_settings",
-    "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array", "new_directory",
-    "new_rows", "node_array", "node_mask", "node_task", "open_input", "optional", "out",
-    "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins", "prefetch",
-    "print_json", "progress", "quoted", "read_dgl_graph", "read_section", "read_signed",
-    "read_toml", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
-    "share_of", "sort_of", "state_of", "table", "table_features", "task_columns", "with_reverse",
-    "worker_main", "wrapper_for_any_graph", "write_atomic", "write_signed",
+    "check_rows", "check_source", "column_seconds", "config_name", "data_parallel", "file_sum",
+    "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes", "init_workers",
+    "initial_rows", "is_part_config", "joined_labels", "kernel", "known_entries", "listing",
+    "load_settings", "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array",
+    "new_directory", "new_rows", "node_array", "node_mask", "node_task", "open_input", "optional",
+    "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins",
+    "prefetch", "print_json", "progress", "quoted", "read_dgl_graph", "read_instant",
+    "read_section", "read_signed", "read_toml", "replacing", "reserve", "run_workers",
+    "scratch_directory", "section_name", "share_of", "sort_of", "split_words", "state_of", "table",
+    "table_features", "task_columns", "with_reverse", "worker_main", "wrapper_for_any_graph",
+    "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -169,8 +173,11 @@ if TYPE_CHECKING:
     from dgl_heta.graph.readers.id_shards import mapped as mapped_files
     from dgl_heta.graph.readers.sizes import check_archive
     from dgl_heta.graph.readers.splits import masks_of
+    from dgl_heta.graph.readers.splits import words as split_words
     from dgl_heta.graph.readers.table_features import table_features
     from dgl_heta.graph.readers.table_reader import Table as ColumnTable
+    from dgl_heta.graph.readers.times import read_instant
+    from dgl_heta.graph.readers.times import seconds as column_seconds
     from dgl_heta.graph.source import ALWAYS, MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
@@ -187,6 +194,7 @@ if TYPE_CHECKING:
     from dgl_heta.report.console import Advance, out, print_json, progress, table
     from dgl_heta.report.metrics_log import log_line
     from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
+    from dgl_heta.sampling.moments import Moments
     from dgl_heta.settings import load_settings, read_section, section_name
     from dgl_heta.settings.toml import read_toml
     from dgl_heta.store.source_checks import check_source
@@ -212,6 +220,7 @@ if TYPE_CHECKING:
     from dgl_heta.training.step_proof import StepProof, TrainingSetting
     from dgl_heta.training.tasks import LinkStep
     from dgl_heta.training.tasks.task import share_of
+    from dgl_heta.training.tasks.timed_seeds import check_rows
 
 
 def __getattr__(name: str) -> Any:

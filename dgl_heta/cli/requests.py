@@ -107,9 +107,10 @@ def of_one_class(opened: GraphInput, targets: tuple[str, ...], task: TaskSetting
         labels = opened.source.node_arrays.get(ntype, {}).get(label)
         if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
             continue
-        known = labels[labels >= 0]
-        if len(known) and known.min() == known.max():
-            texts.append(f"all labels of target '{ntype}' are class {known[0]}, so there is "
+        known = labels >= 0
+        most = labels.max(where=known, initial=0)
+        if known.any() and labels.min(where=known, initial=most) == most:
+            texts.append(f"all labels of target '{ntype}' are class {most}, so there is "
                          "nothing to learn")
     return texts
 

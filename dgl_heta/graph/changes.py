@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.labels import NodeLabels, masked
 from dgl_heta.graph.readers.arrays import check_node_array, node_array, task_arrays
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task, pieces_of
@@ -147,10 +147,10 @@ def labels_text(source: GraphSource, task: Task) -> str:
     if task.label not in arrays:
         return f"labels: {task}"
     labels = NodeLabels(arrays[task.label], task.kind, task.num_classes, task.unlabelled)
-    nodes = np.unique(np.concatenate([np.empty(0, np.int64), *(
-        in_mask(arrays[mask]) for mask in MASKS if mask in arrays)]))
-    have = labels.count(nodes)
-    all_of = len(nodes) * (1 if task.kind == "classification" else labels.outputs)
+    have = all_of = 0
+    for nodes in masked(*(arrays[mask] for mask in MASKS if mask in arrays)):
+        have += labels.count(nodes)
+        all_of += len(nodes) * (1 if task.kind == "classification" else labels.outputs)
     names = source.info.get("classes", ())
     return f"labels: {task}{f' ({listing(names, 4)})' if names else ''}" + (
         f"; {all_of - have:,} of {all_of:,} labels of nodes in masks are not known, and count in "

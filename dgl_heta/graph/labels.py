@@ -182,6 +182,13 @@ def in_mask(mask: np.ndarray) -> np.ndarray:
     return np.flatnonzero(mask.view(np.uint8) if mask.dtype == np.bool_ else mask)
 
 
+def masked(*masks: np.ndarray) -> Iterator[np.ndarray]:
+    """The nodes that are in any of some masks (bool, of one length), ascending, some at a time."""
+    for start in range(0, len(masks[0]) if masks else 0, _NODES):
+        yield start + in_mask(np.logical_or.reduce(
+            [mask[start:start + _NODES] for mask in masks]))
+
+
 def unlabelled_text(value: float) -> str:
     """How one says that a value of labels stands for none."""
     return (f"say so by unlabelled = {value:g} (of the task in metadata.json, FILE:unlabelled="

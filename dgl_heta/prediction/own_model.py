@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.readers.times import read_instant
 from dgl_heta.models import HGNN, slot
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.prediction.layerwise import Layerwise, head
@@ -17,7 +18,6 @@ from dgl_heta.system.disk import new_array
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.distributed import DistributedModel
 from dgl_heta.training.table_files import mapped_tensors
-from dgl_heta.training.tasks.timed_seeds import read_instant
 from dgl_heta.training.trained_model import write_weights
 
 

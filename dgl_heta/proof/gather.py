@@ -16,6 +16,7 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.sampling.moments import KEYED
 
 CAUSE = "proof"
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -38,13 +39,22 @@ def gather_arrays(comm: Comm, arrays: Sequence[Tensor]) -> list[list[Tensor]]:
 
 def levels(batch: MiniBatch, types: Sequence[str]) -> list[Ids]:
     """Node ids of the rows between the layers: of the inputs, of each layer's destinations, and at
-    the end of the own seeds. Each is the beginning of the one before."""
-    ids = batch.input_nodes
-    sources = [{t: ids.get(t, _NONE)[:block.num_src.get(t, 0)] for t in types}
-             for block in batch.blocks]
+    the end of the own seeds. Each is the beginning of the one before, but where seeds have times:
+    then they are :func:`row_keys`, and those of the inputs are nodes, some in several rows."""
+    ids = row_keys(batch)
+    inputs = batch.input_nodes if batch.places is None else {
+        t: batch.input_nodes[t][places] for t, places in batch.places.items()}
+    sources = [{t: of.get(t, _NONE)[:block.num_src.get(t, 0)] for t in types}
+               for block, of in zip(batch.blocks, [inputs, *[ids] * len(batch.blocks)])]
     last = batch.blocks[-1]
     return [*sources, {t: ids.get(t, _NONE)[:last.wanted(t) if t in last.num_dst else 0]
                      for t in types}]
+
+
+def row_keys(batch: MiniBatch) -> Ids:
+    """Ids of the rows that are destinations, the first ones: of nodes, or of nodes at times."""
+    return batch.input_nodes if batch.moments is None else {
+        t: batch.moments.keys(t, pairs) for t, pairs in batch.pairs.items()}
 
 
 def fewer_seeds(batch: MiniBatch, most: int) -> list[Ids] | None:
@@ -58,14 +68,16 @@ def fewer_seeds(batch: MiniBatch, most: int) -> list[Ids] | None:
             for of_worker in zip(*every.values())]
 
 
-def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pairs]:
-    """Per relation the edges of a block; `ids` are those of its source side."""
+def edges_of(block: Block, ids: Ids, keys: Ids, relations: Sequence[Relation]) -> list[Pairs]:
+    """Per relation the edges of a block; `ids` are those of its source side, `keys` of its
+    destinations (:func:`row_keys`)."""
     pairs_of: list[list[Pairs]] = [[] for _ in relations]
     hosted: list[list[np.ndarray]] = [[] for _ in relations]
     for edges in block.edges:
         rows = edges.rows_at(edges.in_edges.rows()).cpu().numpy()
         sources = ids[edges.relation.src][edges.indices.cpu().numpy()]
-        pairs_of[edges.place].append((_destinations(block, ids, edges.relation.dst)[rows], sources))
+        destinations = _destinations(block, keys, edges.relation.dst)
+        pairs_of[edges.place].append((destinations[rows], sources))
         if edges.relation.dst in block.remote:
             hosted[edges.place].append(rows)
     for i, pieces in enumerate(hosted):
@@ -126,18 +138,19 @@ class PlainLayer:
 
 
 def plain_layers(relations: Sequence[Relation], types: Sequence[str],
-                 layers: Sequence[Sequence[Pairs]], seeds: Ids
+                 layers: Sequence[Sequence[Pairs]], seeds: Ids, timed: bool = False
                  ) -> tuple[list[PlainLayer], list[Ids]]:
     """Return the layers and levels that a worker needs for its own seeds, input side first.
 
     Parameters
     ----------
     layers : as :func:`gather_edges` returns them.
+    timed : whether seeds have times; the input rows are then of nodes.
     """
     below = {t: np.asarray(seeds.get(t, _NONE), np.int64) for t in types}
     plain, ids = [], [below]
-    for layer in reversed(layers):
-        pieces = []
+    for number in reversed(range(len(layers))):
+        layer, pieces = layers[number], []
         for relation, (dst, src) in zip(relations, layer):
             rows = below[relation.dst]
             start = np.searchsorted(dst, rows)
@@ -147,12 +160,13 @@ def plain_layers(relations: Sequence[Relation], types: Sequence[str],
             pieces.append((indptr, src[at.astype(np.int64)]))
         above, below, places = below, {}, {}
         for t in types:
-            needed = np.concatenate([above[t], *(src for relation, (_, src) in zip(
+            rows = above[t] % KEYED if timed and not number else above[t]
+            needed = np.concatenate([rows, *(src for relation, (_, src) in zip(
                 relations, pieces) if relation.src == t)])
             _, first, inverse = np.unique(needed, return_index=True, return_inverse=True)
-            rank = np.empty(len(first), np.int64)
-            rank[np.argsort(first)] = np.arange(len(first))
-            below[t], places[t] = needed[np.sort(first)], rank[inverse][len(above[t]):]
+            kept = np.concatenate([np.arange(len(rows)), np.sort(first[first >= len(rows)])])
+            below[t] = needed[kept]
+            places[t] = np.asarray(np.searchsorted(kept, first))[inverse][len(rows):]
         edges, reached = [], dict.fromkeys(types, 0)
         for relation, (indptr, src) in zip(relations, pieces):
             low = reached[relation.src]

@@ -33,6 +33,7 @@ from dgl_heta.proof.gather import (
     gather_edges,
     levels,
     plain_layers,
+    row_keys,
     sums_by_id,
 )
 from dgl_heta.proof.module_call import Call, Given, Inputs, complete
@@ -193,7 +194,7 @@ class Proof:
         setting, most = self._setting, SEEDS
         while True:
             batch = setting.sample(most)
-            rows = sum(map(len, batch.input_nodes.values()))
+            rows = sum(map(len, levels(batch, setting.types)[0].values()))
             smaller = rows < sum(map(len, self._call.ids[0].values()))
             most_rows, self._smaller = setting.group.all_reduce(
                 torch.tensor([rows, smaller]), "max", CAUSE).tolist()
@@ -206,9 +207,11 @@ class Proof:
     def _edges(self, batch: MiniBatch) -> None:
         setting = self._setting
         ids = levels(batch, setting.types)
-        every = gather_edges(setting.group, [edges_of(block, ids[i], setting.relations)
+        keys = row_keys(batch)
+        every = gather_edges(setting.group, [edges_of(block, ids[i], keys, setting.relations)
                                              for i, block in enumerate(batch.blocks)])
-        layers, plain = plain_layers(setting.relations, setting.types, every, ids[-1])
+        layers, plain = plain_layers(setting.relations, setting.types, every, ids[-1],
+                                     timed=batch.moments is not None)
         self._levels = Levels(ids, plain, complete(batch, ids))
         self._plain_blocks = setting.plain(layers, plain)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
+
+if TYPE_CHECKING:
+    from dgl_heta.sampling.moments import Moments
 
 
 class InEdges(NamedTuple):
@@ -135,7 +138,7 @@ class RemoteDestinations(NamedTuple):
         the own destination rows, one worker's after the other's.
     sent : per worker, how many of this worker's rows it aggregates; those are the last ones before
         the rows received, the same for every worker that has any.
-    ids : node ids of the rows received, int64.
+    ids : node ids of the rows received, int64; of pairs :meth:`Moments.keys`.
     """
 
     received: tuple[int, ...]
@@ -299,7 +302,7 @@ class MiniBatch:
     `excluded` are the edges that were left out of this batch, as :meth:`NeighborSampler.sample` was
     given them. Where seeds have times, which are beside their ids then (n, 2), a node has a row for
     each at which it is seen; `places` are, for each row of the first block's source side, that of
-    its node in `input_nodes`.
+    its node in `input_nodes`; `pairs` are those that `moments` has as the first of these rows.
     """
 
     blocks: list[Block]
@@ -310,6 +313,8 @@ class MiniBatch:
     copied: torch.cuda.Event | None = None
     excluded: Mapping[Relation, np.ndarray] = field(default_factory=dict)
     places: dict[str, np.ndarray] | None = None
+    moments: Moments | None = None
+    pairs: dict[str, np.ndarray] = field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the edges."""

@@ -20,6 +20,8 @@ from dgl_heta.sampling.sampling_kernels import BAD
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
+KEYED = 1 << 30
+
 
 class TimeDraws(NamedTuple):
     """How edges with times are drawn.
@@ -82,6 +84,12 @@ class Moments:
         """How many in-edges of some nodes are there at the one time; None for all."""
         until = self.seen(relation, csc, times, nodes, np.uint64(0))["until"]
         return None if until is None else until[0]
+
+    def keys(self, ntype: str, ids: np.ndarray) -> np.ndarray:
+        """Some pairs as numbers that all batches of the graph have for them, int64: times
+        :data:`KEYED` + node. For fewer nodes of a type than that, and 272 years about 1970."""
+        places, nodes = np.divmod(ids, self.counts[ntype])
+        return nodes + KEYED * self.times[places]
 
     def once(self, rows: Mapping[str, NodeRows], pairs: Mapping[str, NodeRows]
              ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -269,6 +269,8 @@ class NeighborSampler:
             own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
             excluded=excluded,
             places=places,
+            moments=moments,
+            pairs={} if moments is None else {t: pairs[t].ids() for t in rows},
         )
 
     def _with_remote(self, destinations: Mapping[str, np.ndarray],
@@ -294,7 +296,8 @@ class NeighborSampler:
             remote[ntype] = RemoteDestinations(
                 tuple(map(len, of_workers)),
                 tuple(len(own.get(ntype, _NONE)) if worker in offloading.asked.get(ntype, ()) else 0
-                      for worker in range(len(of_workers))), ids)
+                      for worker in range(len(of_workers))),
+                ids if moments is None else moments.keys(ntype, ids))
             if self._remote_states and len(ids):
                 rows[ntype].add(ids if moments is None else moments.nodes(ntype, ids),
                                 findable=False)

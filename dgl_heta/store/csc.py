@@ -10,9 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.readers.id_shards import ArrayFile
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeSource, share_of
 from dgl_heta.store.builders import ALONE, Builders
+from dgl_heta.system.disk import array_of, forget, row_starts
 from dgl_heta.system.jit import late_kernel
 from dgl_heta.system.memory import give_back
 
@@ -34,32 +36,44 @@ def index_dtype(num_src: int) -> np.dtype:
 
 def count_in_degrees(
     relation: Relation, edges: EdgeSource, num_src: int, num_dst: int, chunk: int,
-    advance: Callable[[int], None], builders: Builders = ALONE,
+    advance: Callable[[int], None], builders: Builders = ALONE, scratch: Path | None = None,
 ) -> np.ndarray:
-    """First pass: `indptr`, with every id checked. Memory: destination nodes and a chunk.
+    """First pass: `indptr`, with every id checked. Memory: a chunk and destination nodes; many are
+    mapped from a file in the new directory `scratch`, if it is given.
 
-    Several builders read a share of the edges each.
+    Several builders read a share of the edges each; the sum of theirs is in memory.
 
     Raises
     ------
     InputError
         An id out of range, or chunks with unequal numbers of sources and destinations.
     """
-    indptr = builders.each(lambda: _counts(
-        relation, *share_of(edges, builders.rank, builders.size), num_src, num_dst, chunk, advance))
-    indptr = builders.total(indptr)
-    np.cumsum(indptr, out=indptr)
+    def count() -> np.ndarray:
+        file = None
+        if scratch is not None and num_dst > chunk // 8:
+            scratch.mkdir(exist_ok=True)
+            file = scratch / f"indptr-{builders.rank}"
+        counts = array_of(file, np.int64, (num_dst + 1,))
+        _count_share(relation, *share_of(edges, builders.rank, builders.size), num_src, counts,
+                     chunk, advance)
+        return counts
+
+    indptr = builders.total(builders.each(count))
+    for start in (starts := row_starts(len(indptr), 8)):
+        part = indptr[max(start - 1, 0):start + starts.step]
+        np.cumsum(part, out=part)
+        forget(indptr)
     if not indptr[-1]:
         raise InputError(f"relation '{relation}' has 0 edges; it must have at least 1 "
                          "(leave an empty relation out of the graph)")
     return indptr
 
 
-def _counts(relation: Relation, first: int, edges: EdgeSource, num_src: int, num_dst: int,
-            chunk: int, advance: Callable[[int], None]) -> np.ndarray:
-    """In-degrees of a share that begins with edge `first`, those of node v at v + 1."""
-    counts = np.zeros(num_dst + 1, dtype=np.int64)
-    seen = 0
+def _count_share(relation: Relation, first: int, edges: EdgeSource, num_src: int,
+                 counts: np.ndarray, chunk: int, advance: Callable[[int], None]) -> None:
+    """Add the in-degrees of a share that begins with edge `first` to `counts`, those of node v at
+    v + 1."""
+    seen, num_dst = 0, len(counts) - 1
     for src, dst in edges.chunks(chunk):
         bad = _count(*_as_int64(relation, src, dst), num_src, counts)
         if bad >= 0:
@@ -73,10 +87,10 @@ def _counts(relation: Relation, first: int, edges: EdgeSource, num_src: int, num
                 f"type '{ntype}' has {limit} nodes (ids 0 … {limit - 1})"
             )
         seen += len(src)
+        forget(counts)
         advance(len(src))
     if seen != edges.num_edges:
         raise InputError(f"relation '{relation}': {edges.num_edges} edges announced, {seen} read")
-    return counts
 
 
 Pieces = Iterator[tuple[np.ndarray, ...]]
@@ -92,10 +106,10 @@ def sorted_indices(
     """Second pass: `(indices, edge ids)` in CSC order, piece by piece; with `times`
     `(indices, times, edge ids)`, and a node's in-edges ascend by their times.
 
-    Up to `chunk` edges are sorted in memory. More are first dealt to files in the new directory
-    `scratch`, one per range of destinations that holds about a chunk of edges; then each file is
-    sorted by itself. Edge ids are empty unless `want_ids`. Several builders deal a share of the
-    edges each, and sort a share of the ranges, which are one after the other.
+    Up to `chunk` edges of as many destinations are sorted in memory. More are first dealt to files
+    in the directory `scratch`, one per range of destinations that holds about a chunk of edges;
+    then each file is sorted by itself. Edge ids are empty unless `want_ids`. Several builders deal
+    a share of the edges each, and sort a share of the ranges, which are one after the other.
 
     Raises
     ------
@@ -105,9 +119,10 @@ def sorted_indices(
     num_edges = int(indptr[-1])
     if times is not None:  # more columns
         want_ids, chunk = True, max(chunk // 2, 1024)
-    if num_edges <= chunk and builders.size == 1:
+    runs = scratch / f"runs-{builders.rank}"  # of nodes that are dealt, so it is there by then
+    if max(num_edges, len(indptr) - 1) <= chunk and builders.size == 1:
         whole = _sorted_in_memory(relation, edges, indptr, num_src, chunk, want_ids, advance)
-        return whole if times is None else _by_time(whole, indptr, 0, times)
+        return whole if times is None else _by_time(whole, indptr, 0, times, runs)
     bounds = _ranges(indptr, chunk)
     dtypes = [index_dtype(num_src), index_dtype(len(indptr) - 1)]
     record = np.dtype([*zip(("src", "dst"), dtypes)] + ([("id", np.int64)] if want_ids else []))
@@ -133,27 +148,55 @@ def sorted_indices(
         num_edges * rank / builders.size for rank in (builders.rank, builders.rank + 1)])
     pieces = _sorted_buckets(
         relation, indptr, bounds[low:high + 1], buckets, int(low), piece, want_ids, advance)
-    return pieces if times is None else _by_time(pieces, indptr, int(indptr[bounds[low]]), times)
+    return pieces if times is None else _by_time(
+        pieces, indptr, int(indptr[bounds[low]]), times, runs)
 
 
-def _by_time(pieces: Pieces, indptr: np.ndarray, first: int, times: TimesOf) -> Pieces:
+def _by_time(pieces: Pieces, indptr: np.ndarray, first: int, times: TimesOf, runs: Path) -> Pieces:
     """Pieces from edge `first` on, with their times, by which each node's in-edges ascend; those of
-    one time keep their order. A node's are sorted in memory, however many they are."""
-    held: list[tuple[np.ndarray, ...]] = []
-    stop = first
-    for piece in pieces:
-        held.append(piece)
-        stop += len(piece[0])
-        high = int(np.searchsorted(indptr, stop))
-        if indptr[high] != stop:
-            continue  # in the midst of a node
-        indices, ids = map(np.concatenate, zip(*held))
-        at, low = times(indices, ids), int(np.searchsorted(indptr, first, "right")) - 1
+    one time keep their order. A node's that come in several pieces are merged from the file `runs`.
+    """
+    ends, kept = [0], None
+    for indices, ids in pieces:
+        at, stop = times(indices, ids), first + len(indices)
+        low, high = int(np.searchsorted(indptr, first, "right")) - 1, int(
+            np.searchsorted(indptr, stop))
+        whole = indptr[low] == first and indptr[high] == stop
         order = np.arange(len(at))
-        if _sort_by(at, indptr[low:high + 1] - first, order):
+        if _sort_by(at, indptr[low:high + 1] - first if whole else np.array([0, len(at)]), order):
             indices, at, ids = indices[order], at[order], ids[order]
-        yield indices, at, ids
-        held, first = [], stop
+        if whole:
+            yield indices, at, ids
+        else:
+            kept = kept or ArrayFile(runs, [("src", indices.dtype), ("time", at.dtype),
+                                            ("id", ids.dtype)])
+            kept.append(np.rec.fromarrays([indices, at, ids], kept.dtype))
+            ends.append(len(kept))
+            if indptr[high] == stop:
+                for rows in _merged(kept, ends):
+                    yield rows["src"], rows["time"], rows["id"]
+                runs.unlink()
+                ends, kept = [0], None
+        first = stop
+
+
+def _merged(file: ArrayFile, ends: list[int]) -> Iterator[np.ndarray]:
+    """Records of runs that ascend by time each, merged; those of one time are in the order of the
+    runs. As many are in memory as a run has."""
+    size = max(ends[1] // (len(ends) - 1), 1)
+    left = [*itertools.pairwise(ends)]
+    heads = [file.read(low, min(low + size, high)) for low, high in left]
+    while any(map(len, heads)):
+        # The run whose head ends first: nothing that is to come of any is before that.
+        last, run = min((head["time"][-1], run) for run, head in enumerate(heads) if len(head))
+        cuts = [int(np.searchsorted(head["time"], last, "right" if i <= run else "left"))
+                for i, head in enumerate(heads)]
+        rows = np.concatenate([head[:cut] for head, cut in zip(heads, cuts)])
+        yield rows[np.argsort(rows["time"], kind="stable")]
+        heads = [head[cut:] for head, cut in zip(heads, cuts)]
+        low, high = left[run]
+        left[run] = low + size, high
+        heads[run] = file.read(min(low + size, high), min(low + 2 * size, high))
 
 
 def _sorted_in_memory(relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int,
@@ -178,6 +221,8 @@ def _sorted_buckets(relation: Relation, indptr: np.ndarray, bounds: np.ndarray, 
         base, size = int(indptr[low]), int(indptr[high] - indptr[low])
         if buckets.size(bucket) != size:
             raise _changed(relation)
+        if not size:
+            continue
         alone = high - low == 1  # one destination, perhaps larger than a chunk: in order
         indices = np.empty(0 if alone else size, buckets.record["src"])
         ids = np.empty(size if want_ids and not alone else 0, np.int64)
@@ -217,13 +262,13 @@ def _changed(relation: Relation) -> HetaError:
 
 
 def _ranges(indptr: np.ndarray, chunk: int) -> np.ndarray:
-    """Destination ranges of at most `chunk` edges each, a larger destination by itself."""
+    """Destination ranges of at most `chunk` edges and nodes, a larger destination by itself."""
     bounds = [0]
     last = len(indptr) - 1
     while bounds[-1] < last:
         low = bounds[-1]
         high = int(np.searchsorted(indptr, indptr[low] + chunk, side="right")) - 1
-        bounds.append(min(max(high, low + 1), last))
+        bounds.append(min(max(high, low + 1), low + chunk, last))
     return np.asarray(bounds, dtype=np.int64)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
-from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.labels import NodeLabels, masked
 from dgl_heta.graph.readers.arrays import task_arrays
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task, check_seconds
@@ -105,4 +105,5 @@ def _check_task(source: GraphSource, task: Task) -> None:
         if mask.ndim != 1 or mask.dtype.kind not in "biu":
             raise InputError(f"mask '{name}' of '{task.target}' is {mask.dtype} of shape "
                              f"{mask.shape}; it must be boolean, one entry per node")
-        labels.check(in_mask(mask), name)
+        for nodes in masked(mask):
+            labels.check(nodes, name)

@@ -19,7 +19,7 @@ from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.readers.arrays import check_finite
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import GraphSource, pieces_of
+from dgl_heta.graph.source import ALWAYS, GraphSource, pieces_of
 from dgl_heta.store.builders import ALONE, Builders, graph_facts
 from dgl_heta.store.csc import Pieces, TimesOf, count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
@@ -49,8 +49,8 @@ def write_store(
     ----------
     overwrite : replace an existing store (and nothing but a store), which stays as it is
         until the new one is complete.
-    memory_mb : memory for edges. Nodes need 16 bytes each for one type at a time besides;
-        a relation larger than this is sorted in pieces on disk.
+    memory_mb : memory for edges. A relation larger than this is sorted in pieces on disk, and
+        the in-edges of a node, too; counts of nodes are mapped from there.
     edge_ids : keep for every edge its position in the source.
 
     Raises
@@ -228,13 +228,13 @@ class _Writing:
         edges, folder = self.source.edges[relation], self._relations[relation]
         num_src = self.source.node_counts[relation.src]
         advance = partial(self._advance, str(relation))
+        scratch = self.directory / f"{folder}-buckets"
         indptr = count_in_degrees(relation, edges, num_src, self.source.node_counts[relation.dst],
-                                  self.chunk, advance, builders)
+                                  self.chunk, advance, builders, scratch)
         times = edge_times(self.source, relation)
         types = {"indices": index_dtype(num_src)} | {
             name: np.dtype(np.int64) for name, kept in (
                 ("times", times is not None), ("edge_ids", self.edge_ids)) if kept}
-        scratch = self.directory / f"{folder}-buckets"
         pieces = sorted_indices(relation, edges, indptr, num_src, self.chunk, self.edge_ids,
                                 scratch, advance, builders, times)
 
@@ -243,7 +243,9 @@ class _Writing:
         def write_first() -> None:
             with NpyWriter(self.directory, f"{folder}/indptr.npy", indptr.dtype, indptr.shape
                            ) as pointer:
-                pointer.append(indptr)
+                for start in (starts := row_starts(len(indptr), 8)):
+                    pointer.append(indptr[start:start + starts.step])
+                    forget(indptr)
                 self._keep(pointer)
             for name, dtype in types.items():
                 writers[name] = opened.enter_context(NpyWriter(
@@ -317,8 +319,15 @@ def edge_times(source: GraphSource, relation: Relation) -> TimesOf | None:
     if rows is None and own is None:
         return None
 
-    return lambda indices, ids: np.max([known[at] for known, at in ((rows, indices), (own, ids))
-                                        if known is not None], 0)
+    def of(indices: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        later = np.full(len(indices), ALWAYS)
+        for known, at in ((rows, indices), (own, ids)):
+            if known is not None:
+                np.maximum(later, known[at], out=later)
+                forget(known)
+        return later
+
+    return of
 
 
 def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
@@ -345,8 +354,8 @@ def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: in
         timed = src in source.times or (src, name, dst) in source.times
         width = index_dtype(source.node_counts[src]).itemsize + 8 * edge_ids + 8 * timed
         need += edges.num_edges * width + 8 * source.node_counts[dst]
-        if edges.num_edges > chunk:
-            scratch = max(scratch, edges.num_edges * (width + 8))
+        scratch = max(scratch, 8 * source.node_counts[dst] + (
+            edges.num_edges * (width + 8) if edges.num_edges > chunk else 0))
     free = shutil.disk_usage(directory).free
     need = int(need * share)
     if need + scratch > free:

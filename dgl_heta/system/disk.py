@@ -107,6 +107,11 @@ def new_array(file: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     return array
 
 
+def array_of(file: Path | None, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of zeros: :func:`new_array`, or in memory where no file is given."""
+    return np.zeros(shape, dtype) if file is None else new_array(file, dtype, shape)
+
+
 def sync_file(file: Path) -> None:
     """Have a file on the disk, whatever happens to the machine."""
     with file.open("rb") as opened:

@@ -33,6 +33,7 @@ from dgl_heta.raf.chain import Chain, LinkId
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.raf.wrapper import Raf, data_parallel
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.moments import KEYED
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares
@@ -118,8 +119,8 @@ def _never(part: WorkerPartition, wrapper: ModuleWrapper) -> str | None:
     plan, train = part.plan, part.settings.train
     if type(wrapper) is not Raf:
         return f"train.wrapper is '{wrapper.name}'; only 'raf' is compared with the plain way"
-    if part.store.manifest.timed:
-        return "the graph has times, where a node can have several rows"
+    if part.store.manifest.timed and max(part.store.schema.node_counts.values()) >= KEYED:
+        return f"the graph has times, and {KEYED:,} nodes of a type or more"
     if plan.metapaths:
         return "the plan follows metapaths, where a node can have two rows"
     if plan.replication != "full":

@@ -1,7 +1,7 @@
 """The workers of the tests of the proof inside training: they run cases and write what came of it.
 
-A job is a JSON file {"store", "out", "parts", "cases": {name: settings}}. Models are built in, or
-one of the layers below.
+A job is a JSON file {"store", "out", "parts", "cases": {name: settings}}; a case may have a "store"
+of its own. Models are built in, or one of the layers below.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class AcrossRows(Mean):
 
 def work(job: dict) -> None:
     """Two epochs of each case as the worker that RANK names."""
-    store, plugins = Store(job["store"]), Plugins(job.get("guests", False))
+    plugins = Plugins(job.get("guests", False))
     rank = int(os.environ["RANK"])
     for name, base in job["cases"].items():
+        store = Store(base.pop("store", job["store"]))
         settings = load_settings(base=base, environ={})
         targets = resolve(settings.task, store.manifest.task, store.schema).targets
         plan = make_plan(store.schema, targets or [], settings.model.layers,

@@ -10,7 +10,7 @@ import pytest
 from dgl_heta.proof.proving import SEEDS
 from dgl_heta.store import write_store
 from tests.support.exactness import run
-from tests.support.graphs import academic, with_tasks
+from tests.support.graphs import academic, seed_rows, with_tasks, with_times
 from tests.support.waiting import PATIENCE
 
 OWN = "tests.support.proving_worker:"
@@ -25,6 +25,15 @@ RIGHT: dict[str, dict[str, Any]] = {
                             "partition": {"shared": "delegate"}},
     "links": {"model": {"name": "rgcn"}, "task": {"relation": "writes", "reverse": "rev-writes",
                                                   "negatives": 2}},
+}
+AT = {"val_time": "1970-01-01T00:01:10", "test_time": "1970-01-01T00:01:25"}
+TIMED: dict[str, dict[str, Any]] = {
+    "times": {"model": {"name": "rgcn", "reduce": "mean"}},
+    "times, table": {"model": {"name": "rgat", "heads": 2}, "task": {**AT, "table": "seeds.csv"},
+                     "train": {"fanouts": [3, 3], "latest": True}},
+    "times, links": {"model": {"name": "rgcn"},
+                     "task": {"relation": "writes", "negatives": 2, **AT}},
+    "delegated, times": {"model": {"name": "hgt", "heads": 2}, "partition": {"shared": "delegate"}},
 }
 WRONG = {"over relations": "OverRelations", "across rows": "AcrossRows"}
 NEVER = {"without seed states": {"model": {"name": "rgcn", "self_loop": False},
@@ -44,16 +53,26 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     """What two workers computed in each case."""
     out = tmp_path_factory.mktemp("proof")
     write_store(with_tasks(academic(papers=150)), out / "store")
+    timed = with_times(with_tasks(academic(papers=150)))
+    write_store(timed, out / "timed")
+    (out / "seeds.csv").write_text("id,time,label\n" + "".join(
+        f"{node},{time},{label}\n" for node, time, label in seed_rows(timed)))
+    for case in TIMED.values():
+        case["store"] = str(out / "timed")
+        if "table" in case.get("task", {}):
+            case["task"]["table"] = str(out / "seeds.csv")
     cases = {f"{name} {prove}": settings(case, prove)
-             for name, case in RIGHT.items() for prove in ("off", "auto")}
+             for name, case in (RIGHT | TIMED).items() for prove in ("off", "auto")}
     cases |= {name: settings({"model": {"name": OWN + layer}}, "auto")
               for name, layer in WRONG.items()}
+    cases["across rows, times"] = settings({"store": str(out / "timed"), "model": {
+        "name": OWN + WRONG["across rows"]}}, "auto")
     cases |= {name: settings(case, "auto") for name, case in NEVER.items()}
     return run({"store": str(out / "store"), "out": str(out), "parts": 2, "cases": cases}, out,
                "proving_worker")
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", RIGHT | TIMED)
 def test_a_right_model_is_proved_and_trains_bit_for_bit_as_without_proof(
         results: dict[str, list[dict[str, np.ndarray]]], name: str) -> None:
     for without, proved in zip(results[f"{name} off"], results[f"{name} auto"]):
@@ -71,7 +90,8 @@ def test_a_right_model_is_proved_and_trains_bit_for_bit_as_without_proof(
 
 
 @pytest.mark.parametrize(("name", "place"), [("over relations", "layers.0.cross"),
-                                         ("across rows", "layers.0")])
+                                         ("across rows", "layers.0"),
+                                         ("across rows, times", "layers.0")])
 def test_a_layer_that_depends_on_the_worker_ends_the_run_on_all_workers(
         results: dict[str, list[dict[str, np.ndarray]]], name: str, place: str) -> None:
     texts = {str(worker.get("error")) for worker in results[name]}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, several
-from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.labels import NodeLabels, masked
 from dgl_heta.graph.source import MASKS, MOST_CLASSES, TRAIN_MASK, Given, GraphSource, Task
 
 #: Whole numbers up to this size are exact in float32.
@@ -163,8 +163,8 @@ def class_labels(array: np.ndarray, what: str, unlabelled: float | None = None) 
         array = np.where(missing, -1, array)
     if array.dtype.kind != "u" and array.dtype != np.int64:
         array = array.astype(np.int64)
-    below = np.unique(array[array < 0])
-    if len(below) > 1:
+    if ((array < 0) & (array != array.min(initial=0))).any():
+        below = np.unique(array[array < 0])
         raise InputError(f"{what} holds {below[0]} and {below[1]}; one value below 0 may stand "
                          "for no class, several are codes: number the classes from 0")
     return array
@@ -305,5 +305,6 @@ def node_task(target: str, num_classes: int | None, label: str,
                          f"{several(labels.outputs, 'number')} per node; leave num_classes out, or "
                          "name another kind")
     if TRAIN_MASK in arrays:  # all masks are checked before a store is written
-        labels.check(in_mask(arrays[TRAIN_MASK]), TRAIN_MASK)
+        for nodes in masked(arrays[TRAIN_MASK]):
+            labels.check(nodes, TRAIN_MASK)
     return Task(target, labels.outputs, label, kind, unlabelled)

@@ -6,6 +6,7 @@ Class names are sorted: whole numbers by value, other text by code points.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, matrix, sort_of
 from dgl_heta.graph.readers.table_reader import MISSING, Table
 from dgl_heta.graph.source import MASKS, MOST_CLASSES
+from dgl_heta.system.disk import array_of, forget
 
 NO_NUMBER = ("", *MISSING, "NA", "N/A", "n/a", "<NA>", "null", "NULL", "None", "NaT", r"\N")
 """Texts that programs write where there is no number or no time."""
@@ -31,7 +33,8 @@ class Labels:
 
 
 def task_columns(table: Table, label: str, kind: str, classes: int | None,
-                 arrays: dict[str, np.ndarray], unlabelled: float | None = None) -> Labels:
+                 arrays: dict[str, np.ndarray], unlabelled: float | None = None,
+                 file: Path | None = None) -> Labels:
     """Read the labels and the masks of a task, where no array of that name is there already.
 
     Parameters
@@ -40,6 +43,7 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
         of the column are the names of classes, whole numbers below 0 of none.
     arrays : the arrays of the target, which these are added to.
     unlabelled : a number that stands for no class.
+    file : a new `.npy` file for classes, which are a map of it then.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
                          f"{listing(table.names)}; say which it is by \"label\" of \"task\""
                          + nearest(label, table.names))
     if kind == "classification":
-        arrays[label], labels = class_column(table, label, classes, unlabelled)
+        arrays[label], labels = class_column(table, label, classes, unlabelled, file)
         return labels
     arrays[label] = rows = numbers(table, label)
     if rows.shape[1] == 1 and kind == "regression":
@@ -64,42 +68,62 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
     return Labels()
 
 
-def class_column(table: Table, name: str, classes: int | None, unlabelled: float | None
-                 ) -> tuple[np.ndarray, Labels]:
+def class_column(table: Table, name: str, classes: int | None, unlabelled: float | None,
+                 file: Path | None = None) -> tuple[np.ndarray, Labels]:
     """Classes as int64, -1 where the column is empty, a whole number below 0 or `unlabelled`."""
     pa, pc = arrow(), arrow("pyarrow.compute")
-    column = table.column(name, ("text", *NUMBERS), "labels must be text or whole numbers")
-    text = as_text(column)
-    if sort_of(column.type) in ("float", "decimal"):  # as pandas has whole numbers, some missing
-        whole = pc.fill_null(pc.match_substring_regex(text, "^-?[0-9]+$"), True)
-        if (row := first(pc.invert(whole))) is not None:
-            raise table.wrong(name, row, column, "; classes are text or whole numbers, and empty "
-                              "where there is none")
     empty = pa.array(("", *MISSING) if table.is_text else ("",), pa.large_string())
-    text = pc.if_else(pc.is_in(text, value_set=empty), None, text)
+
+    def texts(piece: Table) -> Any:
+        column = piece.column(name, ("text", *NUMBERS), "labels must be text or whole numbers")
+        text = as_text(column)
+        if sort_of(column.type) in ("float", "decimal"):  # as pandas has whole ones, some missing
+            whole = pc.fill_null(pc.match_substring_regex(text, "^-?[0-9]+$"), True)
+            if (row := first(pc.invert(whole))) is not None:
+                raise piece.wrong(name, row, column, "; classes are text or whole numbers, and "
+                                  "empty where there is none")
+        return pc.if_else(pc.is_in(text, value_set=empty), None, text)
+
+    table.check(name)
+    count, seen = 0, pa.array([], pa.large_string())
+    for piece in table.pieces([name]):
+        text = texts(piece)
+        count += len(text)
+        seen = pc.unique(pa.chunked_array([seen, pc.unique(text)]))
+    seen = text = pc.drop_null(seen)
     if pc.all(pc.match_substring_regex(text, r"^-?[0-9]+(\.0+)?$")).as_py():
         text = pc.replace_substring_regex(text, r"\.0+$", "")  # as pandas writes such, some missing
     text = pc.if_else(pc.match_substring_regex(text, "^-[0-9]+$"), None, text)
     if unlabelled is not None and float(unlabelled).is_integer():
         text = pc.if_else(pc.equal(text, str(int(unlabelled))), None, text)
+    names: list[str] = []
+    wrong = np.zeros(len(seen) + 1, np.bool_)
     if classes is not None:
         right = pc.fill_null(pc.match_substring_regex(text, "^[0-9]{1,9}$"), True)
-        if (row := first(pc.invert(right))) is not None:
-            raise table.wrong(name, row, text, ", but num_classes is given, so that labels are "
+        wrong[:-1] = ~np.asarray(right)
+        codes = pc.cast(pc.if_else(right, text, None), pa.int64())
+    else:
+        known = pc.drop_null(pc.unique(text))
+        if not 0 < len(known) <= MOST_CLASSES:
+            raise InputError(f"column '{name}' of {table.path} has {len(known):,} different "
+                             f"labels; there must be between 1 and {MOST_CLASSES:,}")
+        names = known.to_pylist()
+        digits = all(value.isascii() and value.isdigit() for value in names)
+        names.sort(key=(lambda value: (len(value.lstrip("0")), value.lstrip("0"), value))
+                   if digits else None)
+        codes = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
+    of_seen = np.append(np.asarray(pc.fill_null(codes, -1), np.int64), -1)
+    values, low = array_of(file, np.int64, (count,)), 0
+    for piece in table.pieces([name]):
+        text = texts(piece)
+        places = np.asarray(pc.fill_null(pc.index_in(text, value_set=seen), len(seen)))
+        if (row := first(wrong[places])) is not None:
+            raise piece.wrong(name, row, text, ", but num_classes is given, so that labels are "
                               "whole numbers; leave it out to take them as names")
-        codes = pc.fill_null(pc.cast(text, pa.int64()), -1)
-        return codes.to_numpy(zero_copy_only=False), Labels()
-    known = pc.drop_null(pc.unique(text))
-    if not 0 < len(known) <= MOST_CLASSES:
-        raise InputError(f"column '{name}' of {table.path} has {len(known):,} different labels; "
-                         f"there must be between 1 and {MOST_CLASSES:,}")
-    names = known.to_pylist()
-    digits = all(value.isascii() and value.isdigit() for value in names)
-    names.sort(key=(lambda value: (len(value.lstrip("0")), value.lstrip("0"), value))
-               if digits else None)
-    places = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
-    values: np.ndarray = pc.fill_null(places, -1).to_numpy(zero_copy_only=False)
-    return values.astype(np.int64), Labels(tuple(names))
+        values[low:low + len(text)] = of_seen[places]
+        forget(values)
+        low += len(text)
+    return values, Labels(tuple(names))
 
 
 def numbers(table: Table, name: str, column: Any = None, use: str = "", some: bool = True

@@ -21,7 +21,7 @@ from dgl_heta.graph.readers.columns import numbers
 from dgl_heta.graph.readers.sizes import EXPANSION, expanded
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import instants
-from dgl_heta.system.disk import forget, new_array
+from dgl_heta.system.disk import array_of, forget
 
 MOST_CATEGORIES = 1 << 10
 TEXT_WIDTH = 64
@@ -72,9 +72,7 @@ def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | 
         raise InputError(f"features of {table.path} would take {4 * count * width:,} bytes: "
                          f"{count:,} nodes, {width:,} numbers each; they may have "
                          f"{FREE_FEATURES >> 20} MiB or {EXPANSION} times the table's size")
-    made = (np.empty((count, width), np.float32) if file is None
-            else new_array(file, np.float32, (count, width)))
-    low = 0
+    made, low = array_of(file, np.float32, (count, width)), 0
     for piece in table.pieces(list(columns)):
         high = low + piece.num_rows
         np.concatenate([way.rows(piece) if way.width else np.empty((high - low, 0), np.float32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, sort_of
 from dgl_heta.graph.readers.columns import NO_NUMBER
 from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.source import check_seconds
+from dgl_heta.system.disk import forget, new_array
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -49,19 +52,26 @@ class Instants:
     text: Callable[[int], Any]
 
 
-def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> Instants:
+def instants(table: Table, name: str, form: str | None, needed: np.ndarray,
+             file: Path | None = None) -> Instants:
     """The times in a column of a table.
 
     Parameters
     ----------
     form : how they are written, in the codes of Python's `strptime`; None: as numbers or ISO 8601.
     needed : the rows that need a time, bool.
+    file : a new file, of which the times are a map then, if Arrow's types say what they are.
 
     Raises
     ------
     InputError
         No such column, a value that is no time, a row without one that needs it.
     """
+    if file is not None and form is None:
+        table.check(name, " of times")
+        kind = next(table.pieces([name])).columns([name])[0].type
+        if sort_of(kind) == "time" and not arrow().types.is_duration(kind):
+            return _mapped(table, name, needed, file, getattr(kind, "tz", None) is not None)
     column = table.column(name, ("text", "time", *NUMBERS), "a time is a date, a timestamp, a "
                           "number or text", " of times")
     sort = sort_of(column.type)
@@ -79,8 +89,21 @@ def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> I
     return times
 
 
-def seconds(table: Table, name: str) -> np.ndarray:
-    """The times in a column, each row's, as whole seconds since 1970 in UTC, rounded down: int64.
+def _mapped(table: Table, name: str, needed: np.ndarray, file: Path, zoned: bool) -> Instants:
+    """The times of a column of dates or timestamps, which is read in pieces."""
+    keys, known, low = new_array(file, np.int64, (2, len(needed))), np.zeros_like(needed), 0
+    for piece in table.pieces([name]):
+        high = low + piece.num_rows
+        times = instants(piece, name, None, needed[low:high])
+        keys[:, low:high], known[low:high] = times.keys, times.known
+        forget(keys)
+        low = high
+    return _moments(keys[1], keys[0], known, zoned)
+
+
+def seconds(table: Table, name: str, up: bool = False) -> np.ndarray:
+    """The times in a column, each row's, as whole seconds since 1970 in UTC: int64, rounded down
+    or `up`.
 
     Raises
     ------
@@ -100,7 +123,27 @@ def seconds(table: Table, name: str) -> np.ndarray:
     if len(times.keys) == 1 and len(column) and not isinstance(times.text(0), int):
         raise InputError(f"column '{name}' of {table.path} holds {column.type} values; numbers "
                          "that are times are whole seconds since 1970")
-    return times.keys[-1].astype(np.int64)
+    parts = times.keys[0] > 0 if up and len(times.keys) == 2 else 0
+    return np.asarray(times.keys[-1] + parts, np.int64)
+
+
+def read_instant(given: str | int, name: str) -> int:
+    """A time, in ISO 8601 (without a zone of UTC) or seconds since 1970, as the latter.
+
+    Raises
+    ------
+    InputError
+        It is none; `name` says what has it.
+    """
+    if isinstance(given, int | np.integer):
+        check_seconds(np.array([given]), lambda _: name)
+        return int(given)
+    try:
+        when = datetime.fromisoformat(given.strip().replace("Z", "+00:00"))
+    except (AttributeError, ValueError):
+        raise InputError(f"{name} is '{given}'; a time is written 2026-11-23 or "
+                         "2026-11-23T09:30:00+01:00") from None
+    return int(when.replace(tzinfo=when.tzinfo or timezone.utc).timestamp() // 1)
 
 
 def _moments(seconds: np.ndarray, nanoseconds: np.ndarray, known: np.ndarray, zoned: bool

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.readers.times import read_instant
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.launch.local import run_workers
@@ -28,7 +29,6 @@ from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
-from dgl_heta.training.tasks.timed_seeds import read_instant
 from dgl_heta.training.trained_model import check_weights, read_spec
 
 KINDS = ("predictions", "probabilities", "scores", "embeddings")

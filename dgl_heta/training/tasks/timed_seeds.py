@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dgl_heta.graph.readers.columns import numbers
 from dgl_heta.graph.readers.named import IdColumns
 from dgl_heta.graph.readers.splits import WORDS, words
 from dgl_heta.graph.readers.table_reader import Table
-from dgl_heta.graph.readers.times import seconds
+from dgl_heta.graph.readers.times import read_instant, seconds
 from dgl_heta.graph.source import ALWAYS, MASKS, check_seconds
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
@@ -66,25 +65,6 @@ class SeedTable(NodeLabels):
             raise InputError(f"{self.what} is of no seed {node} at {said(time)}, so it has no "
                              "label; take a split of the task")
         return super().rows(rows[places], where)
-
-
-def read_instant(given: str | int, name: str) -> int:
-    """A time, in ISO 8601 (without a zone of UTC) or seconds since 1970, as the latter.
-
-    Raises
-    ------
-    InputError
-        It is none; `name` says what has it.
-    """
-    if isinstance(given, int | np.integer):
-        check_seconds(np.array([given]), lambda _: name)
-        return int(given)
-    try:
-        when = datetime.fromisoformat(given.strip().replace("Z", "+00:00"))
-    except (AttributeError, ValueError):
-        raise InputError(f"{name} is '{given}'; a time is written 2026-11-23 or "
-                         "2026-11-23T09:30:00+01:00") from None
-    return int(when.replace(tzinfo=when.tzinfo or timezone.utc).timestamp() // 1)
 
 
 def said(time: int) -> str:

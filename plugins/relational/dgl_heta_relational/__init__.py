@@ -55,18 +55,17 @@ class Relational(Reader):
 
     def _open(self, path: Any) -> tuple[Database, RelationalSettings]:
         """The database, and what is said of it."""
-        if isinstance(path, str):
-            if path.startswith("duckdb:"):
-                from dgl_heta_relational.duck import DuckDatabase
-
-                return DuckDatabase(path, self.settings), self.settings
+        if isinstance(path, str) and not path.startswith("duckdb:"):
             from dgl_heta_relational.sql import SqlDatabase
 
             return SqlDatabase(path, self.settings), self.settings
-        from dgl_heta_relational.parquet import ParquetDirectory
+        from dgl_heta_relational.duck import DuckDatabase
+        from dgl_heta_relational.parquet import directory_settings
 
-        directory = ParquetDirectory(path)
-        return directory, directory.settings(self.settings)
+        if isinstance(path, str):
+            return DuckDatabase(Path(path.partition(":///")[2]), self.settings), self.settings
+        settings = directory_settings(path, self.settings)
+        return DuckDatabase(path, settings), settings
 
 
 @hookimpl

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,7 @@ def chosen_features(table: Table, settings: RelationalSettings, label: Labelled 
         raise InputError(f"column '{wrong[0]}' of table '{table.name}' is the label, and is to be "
                          "a feature, too, which would give the answer away; take it out of "
                          f"plugins.relational.tables.\"{table.name}\".features")
-    keys = {*(table.key or ()), *table.foreign_columns, *table.aside} - {table.time}
+    keys = {*(table.key or ()), *table.aside} - {table.time}
     found = []
     for name, kind in table.columns.items():
         way = said.get(name, "")
@@ -94,52 +93,46 @@ def chosen_features(table: Table, settings: RelationalSettings, label: Labelled 
 
 
 class Spool:
-    """Columns of a table in a Parquet file, for what must look at them twice."""
+    """Rows in a Parquet file, for what must look at them twice.
 
-    def __init__(self, path: Path, table: Table, columns: Sequence[str]) -> None:
-        self.path, self._table = path, table
-        self._schema = pa.schema([(name, table.columns[name] or pa.large_string())
-                                  for name in columns])
-        self._writer: Any = None
+    Parameters
+    ----------
+    what : the rows are, for messages.
+    schema : of the columns to keep.
+    """
 
-    def __enter__(self) -> Spool:
-        if self._schema.names:
-            self._writer = pq.ParquetWriter(self.path, self._schema, compression="none",
-                                            use_dictionary=False, store_schema=True)
-        return self
+    def __init__(self, path: Path, what: str, schema: Any) -> None:
+        self.path, self._what, self._names = path, what, schema.names
+        self._writer = pq.ParquetWriter(path, schema, compression="none", use_dictionary=False)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def write(self, batch: Any) -> None:
+        """Add rows."""
+        if self._names:
+            self._writer.write_batch(batch.select(self._names).cast(self._writer.schema))
 
-    def write(self, batch: Any, features: Sequence[Feature]) -> None:
-        """Add a batch's columns, and let features look at theirs."""
-        for feature in features:
-            feature.see(batch.column(feature.column))
-        if self._writer is not None and batch.num_rows:
-            self._writer.write_batch(batch.select(self._schema.names))
+    def close(self) -> None:
+        self._writer.close()
 
     def columns(self) -> ColumnTable:
-        """The columns as a table of the table reader's, whose messages name the database's."""
+        """The columns as a table of the table reader's."""
         table = ColumnTable(self.path)
-        table.path = Path(f"table '{self._table.name}'")
+        table.path = Path(self._what)
         return table
 
-    def features(self, chosen: Sequence[Feature], rows: np.ndarray | None, path: Path
-                 ) -> tuple[np.ndarray | None, list[dict[str, Any]], list[str]]:
-        """The features of columns, or None; how they were made; columns that are left out.
 
-        Means and categories are of `rows` (bool) alone.
-        """
-        notes = [f"column '{f.column}' of '{self._table.name}', which is the same in all rows"
-                 for f in chosen if f.constant and not f.said]
-        ways = {f.column: f.way(f.column == self._table.time) for f in chosen
-                if f.said or not f.constant}
-        if not ways:
-            return None, [], notes
-        array, records = table_features(self.columns(), ways, rows, path)
-        made = {record["column"] for record in records}
-        notes += [f"column '{name}' of '{self._table.name}', which has no value in training"
-                  for name in ways if name not in made]
-        return array if records else None, records, notes
+def made_features(table: Table, spool: Spool, chosen: Sequence[Feature], rows: np.ndarray | None,
+                  path: Path) -> tuple[np.ndarray | None, list[dict[str, Any]], list[str]]:
+    """The features of columns, or None; how they were made; columns that are left out.
+
+    Means and categories are of `rows` (bool) alone.
+    """
+    notes = [f"column '{f.column}' of '{table.name}', which is the same in all rows"
+             for f in chosen if f.constant and not f.said]
+    ways = {f.column: f.way(f.column == table.time) for f in chosen if f.said or not f.constant}
+    if not ways:
+        return None, [], notes
+    array, records = table_features(spool.columns(), ways, rows, path)
+    made = {record["column"] for record in records}
+    notes += [f"column '{name}' of '{table.name}', which has no value in training"
+              for name in ways if name not in made]
+    return array if records else None, records, notes

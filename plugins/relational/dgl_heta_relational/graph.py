@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,25 @@ from dgl_heta.tools import (
     NodeIds,
     TextFile,
     mapped_files,
+    read_instant,
     scratch_directory,
     with_reverse,
 )
-from dgl_heta_relational.columns import Feature, Spool, chosen_features
-from dgl_heta_relational.ids import MEMORY, Key, joined
+from dgl_heta_relational.columns import Feature, Spool, chosen_features, made_features
 from dgl_heta_relational.layout import Layout, make_layout
 from dgl_heta_relational.seeds import read_seeds, warn_of_answers
 from dgl_heta_relational.settings import RelationalSettings
-from dgl_heta_relational.tables import Database, ForeignKey, Table
-from dgl_heta_relational.task import Labelled, label_of, seconds_of
+from dgl_heta_relational.tables import Database, ForeignKey, Table, joined
+from dgl_heta_relational.task import Labelled, label_of
+from dgl_heta_relational.values import seconds_of
 
 log = logging.getLogger("dgl_heta")
+MEMORY = 512 << 20
+"""Bytes for ids."""
+NOBODY = "\0"
+"""The beginning of texts that no key can be."""
+Key = tuple[str, tuple[str, ...]]
+"""A table, and columns that name its rows."""
 
 
 def read_graph(database: Database, settings: RelationalSettings, task: str | None) -> GraphSource:
@@ -71,14 +79,24 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
 
 
 @dataclass
+class _Asked:
+    """The rows that a foreign key names: a question for each batch, and the place of each row's
+    answer; `nulls` are rows that name none."""
+
+    places: ArrayFile
+    questions: list[int] = field(default_factory=list)
+    nulls: int = 0
+
+
+@dataclass
 class _Read:
     """What was read of a table.
 
     Attributes
     ----------
-    count : of its rows.
     ids, times : of each row.
-    asked : its foreign keys, whose rows were asked for.
+    asked : its foreign keys.
+    ends : how many rows there were after each batch.
     timeless : how many rows have no time, of a table that has one.
     """
 
@@ -87,27 +105,13 @@ class _Read:
     ids: TextFile
     times: ArrayFile
     asked: dict[ForeignKey, _Asked]
-    count: int = 0
+    ends: list[int] = field(default_factory=lambda: [0])
     timeless: int = 0
 
-
-@dataclass
-class _Asked:
-    """A foreign key's rows, and where the answer for each of them is; `pieces` are the questions,
-    with how many rows each has."""
-
-    key: Key
-    rows: ArrayFile
-    places: ArrayFile
-    pieces: list[tuple[int, int]] = field(default_factory=list)
-
-    def answers(self, shards: IdShards) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows that have the key, and the rows that it names, -1 where there is none."""
-        low = 0
-        for question, count in self.pieces:
-            high = low + count
-            yield self.rows.read(low, high), shards.answers(question)[self.places.read(low, high)]
-            low = high
+    @property
+    def count(self) -> int:
+        """Rows until now."""
+        return self.ends[-1]
 
 
 class _Reading:
@@ -120,11 +124,12 @@ class _Reading:
         self._read: dict[str, _Read] = {}
         self._notes: list[str] = []
         tables = {**layout.nodes, **layout.links}
-        self._sizes = {name: database.counts(table, ())[0] for name, table in tables.items()}
-        keys = {self._key_of(key) for table in tables.values() for key in table.foreign}
-        keys |= {Key(name, table.key) for name, table in layout.nodes.items() if table.key}
-        self._shards = {key: IdShards(
-            self._path(), 24 * len(key.columns) * self._sizes[key.table], MEMORY) for key in keys}
+        self._sizes = {name: database.counts(table)[0] for name, table in tables.items()}
+        keys: set[Key] = {(key.table, key.referred) for table in tables.values()
+                          for key in table.foreign}
+        keys |= {(name, table.key) for name, table in layout.nodes.items() if table.key}
+        self._shards = {key: IdShards(self._path(), 24 * len(key[1]) * self._sizes[key[0]], MEMORY)
+                        for key in sorted(keys)}
 
     def table(self, table: Table) -> None:
         """Read a table.
@@ -140,23 +145,18 @@ class _Reading:
         features = chosen_features(table, self._settings, self._label) if is_node else []
         label = self._label.columns if self._label and self._label.table == table.name else ()
         kept = [*dict.fromkeys([*(f.column for f in features), *label])]
-        own = [key for key in self._shards if key.table == table.name]
-        columns = dict.fromkeys([*(c for key in own for c in key.columns), *table.foreign_columns,
-                                 *kept, *([table.time] if table.time else [])])
+        own = [columns for name, columns in self._shards if name == table.name]
+        needed = dict.fromkeys([*(c for columns in own for c in columns), *table.foreign_columns,
+                                *kept, *([table.time] if table.time else [])])
         read = self._read[table.name] = _Read(
-            Spool(self._path(".parquet"), table, kept), features, TextFile(self._path()),
-            self._file(), {key: _Asked(self._key_of(key), self._file(), self._file())
-                           for key in table.foreign})
-        with read.spool:
-            for batch in self._database.batches(table, [*columns] or [*table.columns][:1]):
-                self._add_ids(table, own, batch, read)
-                for key, asked in read.asked.items():
-                    self._ask(joined(batch, key.columns), asked, read.count)
-                if table.time:
-                    read.times.append(self._times(table, batch.column(table.time)))
-                    read.timeless += batch.column(table.time).null_count
-                read.spool.write(batch, features)
-                read.count += batch.num_rows
+            Spool(self._path(".parquet"), f"table '{table.name}'",
+                  pa.schema([(name, table.columns[name] or pa.large_string()) for name in kept])),
+            features, TextFile(self._path()), self._file(),
+            {key: _Asked(self._file()) for key in table.foreign})
+        with closing(read.spool):
+            for batch in self._database.batches(table, [*needed] or [*table.columns][:1]):
+                if batch.num_rows:
+                    self._add(table, own, batch, read)
         if read.count != self._sizes[table.name]:
             raise HetaError(f"table '{table.name}' of {self._database.where} changed while it was "
                             f"read: it has {read.count:,} rows, and had "
@@ -165,11 +165,46 @@ class _Reading:
             log.warning("%s of %s rows of table '%s' have no time in '%s', so they are always "
                         "there, for seeds of any time", f"{read.timeless:,}", f"{read.count:,}",
                         table.name, table.time)
-        for named in own:
-            if (pair := self._shards[named].repeated()) is not None:
+        for columns in own:
+            if (pair := self._shards[table.name, columns].repeated()) is not None:
                 raise InputError(f"table '{table.name}' of {self._database.where} has two rows "
-                                 f"whose key ({', '.join(named.columns)}) is '{pair[2]}'; every "
-                                 "row needs a key of its own")
+                                 f"whose key ({', '.join(columns)}) is '{pair[2]}'; every row "
+                                 "needs a key of its own")
+
+    def _add(self, table: Table, own: list[tuple[str, ...]], batch: Any, read: _Read) -> None:
+        """Add rows of a table, whose ids are in `own` columns: the primary key, and whatever else
+        foreign keys refer to."""
+        for columns in own:
+            ids = joined(batch, columns)
+            if columns == table.key:
+                if ids.null_count:
+                    row = read.count + int(np.flatnonzero(ids.is_null())[0]) + 1
+                    raise InputError(f"table '{table.name}' of {self._database.where}, row {row}: "
+                                     f"its key ({', '.join(columns)}) is empty; every row needs "
+                                     "one")
+                read.ids.append(ids)
+            elif ids.null_count:
+                ids = pa.array([f"{NOBODY}{read.count + i}" if text is None else text
+                                for i, text in enumerate(ids.to_pylist())], pa.large_string())
+            self._shards[table.name, columns].add(ids, read.count)
+        for key, asked in read.asked.items():
+            ids = joined(batch, key.columns)
+            question, places = self._shards[key.table, key.referred].ask(ids.fill_null(NOBODY))
+            asked.questions.append(question)
+            asked.places.append(places)
+            asked.nulls += ids.null_count
+        if table.time:
+            try:
+                read.times.append(seconds_of(batch.column(table.time)))
+            except pa.ArrowInvalid as error:
+                raise InputError(f"column '{table.time}' of table '{table.name}' of "
+                                 f"{self._database.where} has a date that is no time of a row "
+                                 f"({error}); correct it, or leave it empty") from None
+            read.timeless += batch.column(table.time).null_count
+        for feature in read.features:
+            feature.see(batch.column(feature.column))
+        read.spool.write(batch)
+        read.ends.append(read.count + batch.num_rows)
 
     def features(self) -> dict[str, tuple[Table, list[Feature]]]:
         """The node types' tables, and their columns that may become features."""
@@ -208,7 +243,8 @@ class _Reading:
         recipes, unused = {}, {}
         for name, read in nodes.items():
             rows = None if until is None or name not in times else times[name] <= until
-            feat, recipe, notes = read.spool.features(read.features, rows, self._path())
+            feat, recipe, notes = made_features(self._layout.nodes[name], read.spool,
+                                                read.features, rows, self._path())
             self._notes += notes
             if feat is not None:
                 arrays.setdefault(name, {})["feat"], recipes[name] = feat, recipe
@@ -219,95 +255,45 @@ class _Reading:
 
     def _until(self, until: int | None, times: Mapping[Any, np.ndarray]) -> int | None:
         """The time up to which rows count for means and categories; None: all of them."""
-        text = self._settings.train_until
-        if text is not None:
-            try:
-                when = pa.compute.cast(pa.array([text]), pa.timestamp("us"))
-            except pa.ArrowException:
-                raise InputError(f"plugins.relational.train_until is '{text}'; it must be a time, "
-                                 "as 2013-09-01 00:00:00") from None
-            return int(seconds_of(when)[0])
+        if self._settings.train_until is not None:
+            return read_instant(self._settings.train_until, "plugins.relational.train_until")
         if until is None and times:
             log.warning("means and categories are of all rows, later ones, too: nothing says where "
                         "training ends; give plugins.relational.train_until, or a column 'split' "
                         "in --task")
         return until
 
-    def _times(self, table: Table, column: Any) -> np.ndarray:
-        """The times of rows, in seconds."""
-        try:
-            return seconds_of(column)
-        except pa.ArrowInvalid as error:
-            raise InputError(f"column '{table.time}' of table '{table.name}' of "
-                             f"{self._database.where} has a date that is no time of a row "
-                             f"({error}); correct it, or leave it empty") from None
-
-    def _key_of(self, key: ForeignKey) -> Key:
-        """The columns that a foreign key refers to."""
-        return Key(key.table, key.referred or self._layout.nodes[key.table].key or ())
-
-    def _add_ids(self, table: Table, own: list[Key], batch: Any, read: _Read) -> None:
-        """The ids of rows, by their primary key and by whatever columns else keys refer to."""
-        for key in own:
-            ids = joined(batch, key.columns)
-            if key.columns == table.key:
-                if ids.null_count:
-                    row = read.count + int(np.flatnonzero(ids.is_null())[0]) + 1
-                    raise InputError(f"table '{table.name}' of {self._database.where}, row {row}: "
-                                     f"its key ({', '.join(key.columns)}) is empty; every row "
-                                     "needs one")
-                read.ids.append(ids)
-            elif ids.null_count:  # as many texts that no key can be
-                ids = pa.array([f"\0{read.count + i}" if text is None else text
-                                for i, text in enumerate(ids.to_pylist())], pa.large_string())
-            self._shards[key].add(ids, read.count)
-
-    def _ask(self, ids: Any, asked: _Asked, row: int) -> None:
-        """Ask for the rows that the keys of rows from `row` on name."""
-        known = np.flatnonzero(ids.is_valid())
-        if len(known):
-            question, places = self._shards[asked.key].ask(ids.drop_null())
-            asked.rows.append(known + row)
-            asked.places.append(places)
-            asked.pieces.append((question, len(known)))
-
     def _edges(self, times: dict[Any, np.ndarray]) -> dict[Relation, Any]:
         """The edges of all relations; adds the times of those of link tables."""
         edges: dict[Relation, Any] = {}
-        for relation, table in self._layout.relations.items():
+        for relation, (table, keys) in self._layout.relations.items():
+            read, lost = self._read[table.name], np.zeros(len(keys), np.int64)
             ends = [ArrayFile(self._path(), np.int64 if self._read[t].count >= 2**31 else np.int32)
                     for t in (relation.src, relation.dst)]
-            if table.name in self._layout.links:
-                there = self._link(table, ends)
-                if table.time:
-                    own = self._read[table.name].times
-                    times[relation] = own.read(0, len(own))[there]
-            else:
-                key = next(k for k in table.foreign
-                           if k.name == relation.etype and k.table == relation.dst)
-                asked, lost = self._read[table.name].asked[key], 0
-                for rows, named in asked.answers(self._shards[asked.key]):
-                    known = named >= 0
-                    lost += int((~known).sum())
-                    ends[0].append(rows[known])
-                    ends[1].append(named[known])
-                self._missing(table, key, lost)
+            begin = self._file()
+            for rows, *named in self._rows(read, keys):
+                lost += [np.count_nonzero(numbers < 0) for numbers in named]
+                both = [np.arange(rows.start, rows.stop), *named][-2:]
+                there = (both[0] >= 0) & (both[1] >= 0)
+                for file, numbers in zip(ends, both):
+                    file.append(numbers[there])
+                if len(keys) == 2 and table.time:
+                    begin.append(read.times.read(rows.start, rows.stop)[there])
+            for key, count in zip(keys, lost):
+                self._missing(table, key, int(count) - read.asked[key].nulls)
             edges[relation] = EdgeArrays(*self._mapped(*ends))
+            if len(begin):
+                (times[relation],) = self._mapped(begin)
         return edges
 
-    def _link(self, table: Table, ends: list[ArrayFile]) -> np.ndarray:
-        """Append the edges of a link table; returns the rows both of whose keys name one."""
-        found = []
-        for key, asked in self._read[table.name].asked.items():
-            named = np.full(self._read[table.name].count, -2)
-            for rows, numbers in asked.answers(self._shards[asked.key]):
-                named[rows] = numbers
-            self._missing(table, key, int((named == -1).sum()))
-            found.append(named)
-        there: np.ndarray = (found[0] >= 0) & (found[1] >= 0)
-        for file, named in zip(ends, found):
-            file.append(named[there])
-        return there
+    def _rows(self, read: _Read, keys: tuple[ForeignKey, ...]) -> Iterator[tuple[Any, ...]]:
+        """Rows of a table (a slice), and for each of some keys the rows that they name, -1 where
+        that is none; a batch after the other."""
+        asked = [(read.asked[key], self._shards[key.table, key.referred]) for key in keys]
+        for batch, (low, high) in enumerate(itertools.pairwise(read.ends)):
+            yield slice(low, high), *(
+                shards.answers(of.questions[batch])[of.places.read(low, high)]
+                for of, shards in asked)
 
     def _missing(self, table: Table, key: ForeignKey, lost: int) -> None:
         """Say, or refuse, that keys lead to no row."""

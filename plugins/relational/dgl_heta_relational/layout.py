@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dgl_heta import InputError, Relation, Schema
@@ -19,39 +19,24 @@ class Layout:
     ----------
     nodes : tables that are node types, by name.
     links : pure link tables, by name: two foreign keys, and nothing else but a time.
+    relations : each with the table and the foreign keys that its edges are: one, from the table's
+        rows, or both of a link table. Without reverses.
     """
 
     nodes: Mapping[str, Table]
     links: Mapping[str, Table]
-
-    @property
-    def relations(self) -> dict[Relation, Table]:
-        """Each relation with the table whose keys it is; without reverses."""
-        return {Relation(src, name, dst): table for src, name, dst, table in self._named()}
-
-    def _named(self) -> Iterator[tuple[str, str, str, Table]]:
-        for table in self.nodes.values():
-            yield from ((table.name, key.name, key.table, table) for key in table.foreign)
-        for table in self.links.values():
-            first, second = table.foreign
-            yield first.table, table.name, second.table, table
+    relations: Mapping[Relation, tuple[Table, tuple[ForeignKey, ...]]]
 
     def schema(self, database: Database) -> Schema:
         """The schema as the database counts it; keys to rows that are not there count, too."""
         counts: dict[str, int] = {}
         edges: dict[Relation, int] = {}
         for name, table in {**self.nodes, **self.links}.items():
-            if name in self.links:
-                first, second = table.foreign
-                _, edges[Relation(first.table, name, second.table)] = database.counts(
-                    table, [ForeignKey(first.columns + second.columns, name)])
-                continue
-            rows, *known = database.counts(table, table.foreign)
-            counts[name] = rows
-            edges |= {Relation(name, key.name, key.table): count
-                      for key, count in zip(table.foreign, known)}
+            own = {relation: [column for key in keys for column in key.columns]
+                   for relation, (of, keys) in self.relations.items() if of is table}
+            counts[name], *known = database.counts(table, [*own.values()])
+            edges |= {relation: count for relation, count in zip(own, known) if count}
         edges |= {Relation(r.dst, REVERSE + r.etype, r.src): n for r, n in edges.items()}
-        edges = {r: n for r, n in edges.items() if n}
         joined = {ntype for r in edges for ntype in (r.src, r.dst)}
         return Schema({name: n for name, n in counts.items() if n and name in joined}, edges)
 
@@ -68,30 +53,33 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
     tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
               for name, table in _chosen(database, settings).items()}
     for name, table in tables.items():
-        read = tuple(key for key in table.foreign
-                     if _leads(table, key, tables, database, settings))
-        tables[name] = replace(table, foreign=read, aside=tuple(
-            column for key in table.foreign if key not in read for column in key.columns))
+        keys = [_followed(table, key, tables, database, settings) for key in table.foreign]
+        tables[name] = replace(table, foreign=tuple(key for key in keys if key is not None),
+                               aside=tuple(table.foreign_columns))
     referred = {key.table for table in tables.values() for key in table.foreign}
     links = {name: table for name, table in tables.items()
              if name not in referred and _is_link(table)}
     nodes = {name: table for name, table in tables.items() if name not in links}
+    relations: list[tuple[Relation, tuple[Table, tuple[ForeignKey, ...]]]] = [
+        (Relation(name, key.name, key.table), (table, (key,)))
+        for name, table in nodes.items() for key in table.foreign]
+    relations += [(Relation(table.foreign[0].table, name, table.foreign[1].table),
+                   (table, table.foreign)) for name, table in links.items()]
     for table in nodes.values():
         if table.key is None:
             raise InputError(f"table '{table.name}' of {database.where} has no primary key; name "
                              f"its columns by plugins.relational.tables.\"{table.name}\".key (an "
                              "empty list: its rows need no names), or leave it out by "
                              "plugins.relational.skip")
-    if not any(table.foreign for table in tables.values()):
+    if not relations:
         raise InputError(f"no table of {database.where} has a foreign key to another, so there are "
                          "no relations; say them by plugins.relational.tables.NAME.foreign = "
                          "{column = \"table\"}")
-    layout = Layout(nodes, links)
-    if len(layout.relations) < len([*layout._named()]):
+    if len(dict(relations)) < len(relations):
         raise InputError(f"a link table of {database.where} has the name of a column that is a "
                          "foreign key between the same tables, so two relations have one name; "
                          "leave one out by plugins.relational.skip")
-    return layout
+    return Layout(nodes, links, dict(relations))
 
 
 def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table]:
@@ -136,9 +124,10 @@ def _said(kind: str) -> str:
     return "text" if kind == "large_string" else "what is no type" if kind == "None" else kind
 
 
-def _leads(table: Table, key: ForeignKey, tables: Mapping[str, Table], database: Database,
-           settings: RelationalSettings) -> bool:
-    """Return whether a foreign key leads to a table that is read; refuse what cannot be right."""
+def _followed(table: Table, key: ForeignKey, tables: Mapping[str, Table], database: Database,
+              settings: RelationalSettings) -> ForeignKey | None:
+    """A foreign key with the columns that it refers to, None if it leads to a table that is not
+    read; refuse what cannot be right."""
     what = f"foreign key '{key.name}' of table '{table.name}'"
     other = database.tables.get(key.table)
     if other is None:
@@ -150,13 +139,12 @@ def _leads(table: Table, key: ForeignKey, tables: Mapping[str, Table], database:
             raise InputError(f"{what} is to '{key.table}', which is a view; name the table behind "
                              "it, or have the view read by giving it a key: plugins.relational."
                              f"tables.\"{key.table}\".key")
-        if key.table in settings.skip or settings.only:
-            return False
-    referred = key.referred or tables[key.table].key
-    if not referred or len(referred) != len(key.columns):
+        return None
+    referred = key.referred or tables[key.table].key or ()
+    if len(referred) != len(key.columns):
         raise InputError(f"{what} has {len(key.columns)} columns, but the primary key of table "
-                         f"'{key.table}' has {len(referred or ())}: {listing(referred or ())}")
-    return True
+                         f"'{key.table}' has {len(referred)}: {listing(referred)}")
+    return replace(key, referred=referred)
 
 
 def _is_link(table: Table) -> bool:

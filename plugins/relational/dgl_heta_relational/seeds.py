@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +18,20 @@ import pyarrow.parquet as pq
 
 from dgl_heta import HetaError, InputError
 from dgl_heta.tools import (
-    IdShards,
     NodeIds,
-    as_text,
+    column_seconds,
     listing,
     replacing,
-    scratch_directory,
+    split_words,
 )
-from dgl_heta_relational.columns import Feature
-from dgl_heta_relational.ids import MEMORY
-from dgl_heta_relational.tables import ROWS, Database, Table
-from dgl_heta_relational.task import seconds_of
-from dgl_heta_relational.values import TIME
+from dgl_heta_relational.columns import Feature, Spool
+from dgl_heta_relational.tables import Database, Table
 
 log = logging.getLogger("dgl_heta")
 MARK = b"dgl-heta seeds"
 """What is in the file's metadata: such a file may be replaced."""
-_NEEDED = ("id", "time", "label")
-_WORDS = ("train", "val", "test")
+_PIECE = 1 << 22
+"""Ids of nodes that seeds are compared with at once."""
 
 
 @dataclass(frozen=True)
@@ -42,37 +40,35 @@ class Seeds:
 
     Attributes
     ----------
+    ids : of the rows, as text.
     until : the last time of training, in seconds since 1970, if a column `split` says it.
     """
 
     path: Path
     content: Any
+    ids: Any
     until: int | None
 
     def check(self, ntype: str, count: int, ids: NodeIds | None) -> None:
-        """Check that each row is of a node of a type, which has `count`; memory as the reader's.
+        """Check that each row is of a node of a type, which has `count`.
 
         Raises
         ------
         InputError
             The ids have none that a row names.
         """
-        asked = as_text(pq.read_table(pa.BufferReader(self.content), columns=["id"])
-                        .column("id").combine_chunks())
-        with scratch_directory(None, "dgl-heta-relational") as scratch:
-            shards = IdShards(scratch / "ids", 24 * count, MEMORY)
-            for low in range(0, count, ROWS):
-                shards.add(pa.array(
-                    ids.names(low, min(low + ROWS, count)) if ids else
-                    [*map(str, range(low, min(low + ROWS, count)))], pa.large_string()), low)
-            question, places = shards.ask(asked)
-            shards.answer()
-            wrong = np.flatnonzero(shards.answers(question)[places] < 0)
+        left = pc.unique(self.ids)
+        for low in range(0, count, _PIECE):
+            high = min(low + _PIECE, count)
+            known = (pc.cast(pa.array(np.arange(low, high)), pa.large_string()) if ids is None else
+                     ids.to_arrow().slice(low, high - low))
+            left = left.filter(pc.invert(pc.is_in(left, value_set=known)))
+        wrong = np.flatnonzero(pc.is_in(self.ids, value_set=left))
         if len(wrong):
             raise InputError(
-                f"row {wrong[0] + 1} of the query of --task has the id '{asked[wrong[0]]}', which "
-                f"is the id of no node of type '{ntype}'; {len(wrong):,} of {len(asked):,} rows "
-                "have such")
+                f"row {wrong[0] + 1} of the query of --task has the id '{self.ids[wrong[0]]}', "
+                f"which is the id of no node of type '{ntype}'; {len(wrong):,} of "
+                f"{len(self.ids):,} rows have such")
 
     def write(self) -> None:
         """Put the table where it is to be, whole or not at all.
@@ -105,28 +101,38 @@ def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> See
     if not path.parent.is_dir():
         raise InputError(f"plugins.relational.seeds is {path}, but there is no directory "
                          f"{path.parent}; make it, or choose another file for the table of --task")
-    writer, until, rows, forms = None, list[int](), 0, [pa.timestamp("us"), TIME]
-    try:
-        for batch in database.query(query):
-            batch = _checked(batch, rows, forms)
-            writer = writer or pq.ParquetWriter(
-                scratch, batch.schema.with_metadata({MARK: query.encode()}))
+    batches, rows = database.query(query), 0
+    first = next(batches, None)
+    if first is None:
+        raise InputError("the query of --task gives no rows; it must give one for each prediction")
+    spool = Spool(scratch, "the query of --task", _schema(first, query))
+    with closing(spool):
+        for batch in itertools.chain([first], batches):
             try:
-                writer.write_batch(batch.cast(writer.schema))
+                spool.write(batch)
             except (pa.ArrowException, ValueError):
                 raise InputError("columns of the query of --task have values of different types "
                                  f"after row {rows:,}; CAST them") from None
             rows += batch.num_rows
-            if "split" in batch.schema.names:
-                trained = batch.filter(pc.equal(batch.column("split"), "train")).column("time")
-                until += [int(seconds_of(trained).max())] if len(trained) else []
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
-        raise InputError("the query of --task gives no rows; it must give one for each prediction")
+    table = spool.columns()
+    (ids, _), times = table.ids("id"), column_seconds(table, "time", up=True)
+    trained = times[split_words(table, "split") == 0] if "split" in table.names else times[:0]
     with pa.memory_map(str(scratch)) as file:
-        return Seeds(path, file.read_buffer(), max(until, default=None))
+        return Seeds(path, file.read_buffer(), ids, int(trained.max()) if len(trained) else None)
+
+
+def _schema(batch: Any, query: str) -> Any:
+    """The schema of the table of a query, by its first rows."""
+    names = batch.schema.names
+    if {*names} - {"split"} != {"id", "time", "label"} or len({*names}) != len(names):
+        raise InputError(f"the query of --task gives the columns {', '.join(names)}; it must give "
+                         "id, time and label, and may give split: say SELECT … AS id, … AS time, "
+                         "… AS label")
+    time = batch.column("time")
+    if not (pa.types.is_temporal(time.type) or pa.types.is_large_string(time.type)):
+        raise InputError(f"'time' of the query of --task is such as {time[0]}; it must be a date, "
+                         "a timestamp, or text as ISO 8601, 2013-01-01 05:00:00")
+    return batch.schema.with_metadata({MARK: query.encode()})
 
 
 def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]]) -> None:
@@ -157,41 +163,3 @@ def _is_ours(path: Path) -> bool:
         return MARK in (pq.read_schema(path).metadata or {})
     except (OSError, pa.ArrowException):
         return False
-
-
-def _checked(batch: Any, before: int, forms: list[Any]) -> Any:
-    """A batch of (id, time, label), and split where it is there, with instants for times; `forms`
-    as of :func:`_instants`."""
-    names = batch.schema.names
-    if {*names} - {"split"} != {*_NEEDED} or len({*names}) != len(names):
-        raise InputError(f"the query of --task gives the columns {', '.join(names)}; it must give "
-                         "id, time and label, and may give split: say SELECT … AS id, … AS time, "
-                         "… AS label")
-    columns = dict(zip(names, batch.columns))
-    columns["time"] = _instants(columns["time"], forms)
-    for name, column in columns.items():
-        if column.null_count and name != "label":
-            row = before + int(np.flatnonzero(column.is_null())[0]) + 1
-            raise InputError(f"row {row} of the query of --task has no '{name}'")
-    if "split" in columns and (wrong := [word for word in pc.unique(columns["split"]).to_pylist()
-                                         if word not in _WORDS]):
-        raise InputError(f"'split' of the query of --task is '{wrong[0]}'; it must be train, val "
-                         "or test")
-    return pa.record_batch([*columns.values()], [*columns])
-
-
-def _instants(column: Any, forms: list[Any]) -> Any:
-    """Times: dates, timestamps, or ISO 8601 as text. `forms` are types that the text may be of,
-    without a zone and with one; that of the first batch stays."""
-    if pa.types.is_temporal(column.type):
-        return pc.cast(column, TIME)
-    for kind in [*forms] if pa.types.is_large_string(column.type) else ():
-        try:
-            times = pc.cast(pc.cast(column, kind), TIME)
-        except pa.ArrowException:
-            continue
-        forms[:] = [kind]
-        return times
-    raise InputError(f"'time' of the query of --task is such as '{column[0]}'; it must be a date, "
-                     "a timestamp, or ISO 8601 as text, 2013-01-01 05:00:00, all with a zone or "
-                     "none")

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import math
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
-from sqlalchemy import event, types
+from sqlalchemy import types
 
 from dgl_heta import HetaError, InputError
 from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_declared_case
-from dgl_heta_relational.values import BatchMaker
+from dgl_heta_relational.values import TEXT, TIME, BatchMaker
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
+_FETCHED = 1 << 11
+"""Rows that are rows of Python at a time: of many more, its collector of garbage takes half."""
 _SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
 
 
@@ -50,20 +56,17 @@ class SqlDatabase(Database):
         self._password = os.environ.get(PASSWORD, "")
         self._limit_s = settings.timeout_s
         self._connection: Any = None
+        self._is_file = kind == "sqlite"
+        self.names = {}
+        self.mark = "`" if kind == "mysql" else '"'
         self._engine = _engine(parsed, kind, self._password, self.where, self._limit_s)
-        with self._told():
-            connection = self._engine.connect()
-            if kind in ("postgresql", "mysql"):
-                connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            self._connection = connection.execution_options(
-                stream_results=True, max_row_buffer=ROWS,
-                **({"postgresql_readonly": True} if kind == "postgresql" else {}))
-            if kind == "mysql":
-                connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
-                connection.rollback()  # it holds for the next one
         try:
             with self._told():
-                self._sql: dict[str, Any] = {}
+                self._connection = self._engine.connect().execution_options(
+                    stream_results=True, max_row_buffer=ROWS, no_parameters=True,
+                    **({"postgresql_readonly": True} if kind == "postgresql" else {}))
+                if self._is_file:  # SQLite, whose driver would begin no transaction to read
+                    self._connection.exec_driver_sql("BEGIN")
                 self.tables = in_declared_case(self._reflected(settings.schemas))
         except BaseException:
             self.close()
@@ -71,74 +74,60 @@ class SqlDatabase(Database):
 
     def close(self) -> None:
         with suppress(sa.exc.SQLAlchemyError):  # of a server that is gone, whose error was told
-            self._connection.close()
+            if self._connection is not None:
+                self._connection.close()
         self._engine.dispose()
 
-    def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
-        of = self._sql[table.name]
-        known = [sa.func.count(sa.case((sa.and_(*(of.c[name].is_not(None) for name in key.columns)),
-                                        1))) for key in keys]
+    def _read(self, query: str, what: str, columns: Mapping[str, Any] | None) -> Iterator[Any]:
+        maker = BatchMaker(f"{what} of {self.where}", columns)
         with self._told():
-            row = self._connection.execute(
-                sa.select(sa.func.count(), *known).select_from(of)).one()
-        return [int(value) for value in row]
-
-    def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
-        of = self._sql[table.name]
-        maker = BatchMaker(f"table '{table.name}' of {self.where}", table.columns)
-        # With no types of SQLAlchemy's, which would read '2020-01-01 10:00+02:00' as 10 o'clock.
-        yield from self._made(sa.select(*(sa.type_coerce(of.c[name], types.NullType()).label(name)
-                                          for name in columns)), maker)
-
-    def query(self, text: str) -> Iterator[Any]:
-        yield from self._made(text, BatchMaker(f"the query of --task to {self.where}", None))
-
-    def _made(self, statement: Any, maker: BatchMaker) -> Iterator[Any]:
-        with self._told():
-            result = (self._connection.exec_driver_sql(statement) if isinstance(statement, str)
-                      else self._connection.execute(statement))
+            result = self._connection.exec_driver_sql(query)
         if not result.returns_rows:
-            raise InputError("the query of --task gives no rows; it must be a SELECT")
-        names, parts = list(result.keys()), result.partitions(ROWS)
+            raise InputError(f"{what} gives no rows; it must be a SELECT")
+        names = list(result.keys())
+        # SQLite's driver reads a row when it is asked for it; SQLAlchemy's rows take as long again.
+        fetch = result.cursor.fetchmany if self._is_file else result.fetchmany
         while True:
+            values: list[list[Any]] = [[] for _ in names]
             with self._told():
-                rows = next(parts, None)
-            if rows is None:
+                while len(values[0]) < ROWS and (rows := fetch(_FETCHED)):
+                    for column, more in zip(values, zip(*rows)):
+                        column += more
+            if not values[0]:
+                result.close()
                 return
-            yield maker.batch(names, rows)
+            yield maker.batch(names, values)
 
-    def _reflected(self, schemas: Sequence[str]) -> dict[str, Table]:
-        """All tables and views."""
-        look, found = sa.inspect(self._connection), {}
+    def _reflected(self, schemas: Sequence[str]) -> Iterator[Table]:
+        """All tables and views, as they are declared."""
+        look = sa.inspect(self._connection)
         if wrong := [name for name in schemas if name not in look.get_schema_names()]:
             raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
                              f"does not have; schemas: {', '.join(look.get_schema_names())}")
-        wanted: list[str | None] = [*schemas]
-        for schema in wanted or [None]:
-            for is_view, names in ((False, look.get_table_names(schema)),
-                                   (True, look.get_view_names(schema))):
-                for name in names:
-                    table = self._table(look, schema, name, is_view, schemas)
-                    found[table.name] = table
-        return found
 
-    def _table(self, look: Any, schema: str | None, name: str, is_view: bool,
-               schemas: Sequence[str]) -> Table:
-        """A table as it is declared."""
-        def full(other_schema: str | None, other: str) -> str:
-            return other if other_schema in (None, *schemas[:1]) else f"{other_schema}.{other}"
+        def full(schema: str | None, name: str) -> str:
+            return name if schema in (None, *schemas[:1]) else f"{schema}.{name}"
 
-        columns = {c["name"]: arrow_type(c["type"]) for c in look.get_columns(name, schema)}
-        key = () if is_view else look.get_pk_constraint(name, schema)["constrained_columns"]
-        foreign = {tuple(each["constrained_columns"]): ForeignKey(
-            tuple(each["constrained_columns"]),
-            full(each["referred_schema"], each["referred_table"]),
-            tuple(each["referred_columns"] or ()))
-            for each in (() if is_view else look.get_foreign_keys(name, schema))}
-        self._sql[full(schema, name)] = sa.table(
-            name, *(sa.column(column) for column in columns), schema=schema)
-        return Table(full(schema, name), columns, tuple(key) or None,
-                     tuple(foreign[columns] for columns in sorted(foreign)), is_view=is_view)
+        for of in (*schemas,) or (None,):
+            every = look.get_multi_columns(of, kind=sa.engine.reflection.ObjectKind.ANY)
+            keys = look.get_multi_pk_constraint(of)
+            with warnings.catch_warnings():
+                # SQLite's keys are right, but SQLAlchemy does not find their names where their
+                # columns are written in another case.
+                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key", sa.exc.SAWarning)
+                foreign = look.get_multi_foreign_keys(of)
+            for (schema, name), columns in every.items():
+                key = keys.get((schema, name), {}).get("constrained_columns")
+                self.names[full(schema, name)] = ".".join(
+                    self.quoted(each) for each in (schema, name) if each)
+                own = {tuple(each["constrained_columns"]): ForeignKey(
+                    tuple(each["constrained_columns"]),
+                    full(each["referred_schema"], each["referred_table"]),
+                    tuple(each["referred_columns"] or ()))
+                    for each in foreign.get((schema, name), ())}
+                yield Table(full(schema, name), {c["name"]: arrow_type(c["type"]) for c in columns},
+                            tuple(key or ()) or None, tuple(own[c] for c in sorted(own)),
+                            is_view=(schema, name) not in keys)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -150,7 +139,7 @@ class SqlDatabase(Database):
         timer.start()
         try:
             yield
-        except (sa.exc.SQLAlchemyError, OSError) as error:
+        except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error, OSError) as error:
             cause = getattr(error, "orig", None) or error
             lines = str(cause).strip().splitlines() or [type(cause).__name__]
             reason = " ".join(line.strip() for line in lines[:2])
@@ -199,31 +188,25 @@ def _engine(url: sa.URL, kind: str, password: str, where: str, limit_s: float) -
     elif password:
         url = url.set(password=password)
     try:
-        engine = sa.create_engine(
-            url, connect_args=_arguments(url.get_driver_name(), math.ceil(limit_s)),
+        return sa.create_engine(
+            url, connect_args=_arguments(kind, url.get_driver_name(), math.ceil(limit_s)),
+            isolation_level="AUTOCOMMIT" if kind == "sqlite" else "REPEATABLE READ",
             poolclass=sa.pool.NullPool, hide_parameters=True)
     except (ImportError, sa.exc.NoSuchModuleError) as error:
         raise InputError(f"no driver for {where} is installed ({error}); install "
                          f"dgl-heta-relational[{kind}]") from None
-    if kind == "sqlite":  # whose driver would begin no transaction to read
-        @event.listens_for(engine, "connect")
-        def _connected(connection: Any, _: Any) -> None:
-            connection.isolation_level = None
-
-        @event.listens_for(engine, "begin")
-        def _begun(connection: Any) -> None:
-            connection.exec_driver_sql("BEGIN")
-            connection.exec_driver_sql("SELECT count(*) FROM sqlite_master")
-    return engine
 
 
-def _arguments(driver: str, limit_s: int) -> dict[str, Any]:
+def _arguments(kind: str, driver: str, limit_s: int) -> dict[str, Any]:
     """What a driver is asked for; a host that is gone is noticed in about a minute."""
     connect_s = {"connect_timeout": min(30, limit_s)}
     if driver in ("psycopg2", "psycopg"):
         return {**connect_s, "keepalives_idle": 30, "keepalives_interval": 10,
                 "keepalives_count": 3, "options": "-c synchronize_seqscans=off"}
-    return {**connect_s, "read_timeout": limit_s + 1} if driver == "pymysql" else {}
+    if kind == "mysql":
+        return {**connect_s, "init_command": "SET SESSION TRANSACTION READ ONLY",
+                **({"read_timeout": limit_s + 1} if driver == "pymysql" else {})}
+    return {}
 
 
 def arrow_type(declared: Any) -> Any:
@@ -231,19 +214,18 @@ def arrow_type(declared: Any) -> Any:
     unsigned = getattr(declared, "unsigned", False)
     try:
         declared = declared.as_generic()
+        kind = declared.python_type
     except NotImplementedError:  # a type of one database alone
         return None
     if isinstance(declared, types.BigInteger) and unsigned:
         return pa.uint64()
-    if isinstance(declared, types.Numeric) and not isinstance(declared, types.Float):
+    if kind is decimal.Decimal:
         return pa.int64() if declared.scale == 0 and (declared.precision or 99) < 19 else (
             pa.float64())
-    for kind, of in ((types.Boolean, pa.bool_()), (types.Integer, pa.int64()),
-                     (types.Float, pa.float64()), (types.Date, pa.date32()),
-                     (types.DateTime, pa.timestamp("us", "UTC")), (types.Time, pa.float64()),
-                     (types.Interval, pa.float64()), (types.Enum, pa.large_string()),
-                     (types.Uuid, pa.large_string()), (types.String, pa.large_string()),
-                     (types.LargeBinary, pa.large_binary())):
-        if isinstance(declared, kind):
-            return of
-    return None
+    return _ARROW.get(kind)
+
+
+_ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), datetime.date: TIME,
+          datetime.datetime: TIME, datetime.time: pa.float64(), datetime.timedelta: pa.float64(),
+          str: TEXT, uuid.UUID: TEXT, bytes: pa.large_binary()}
+"""Arrow's type for one of Python's."""

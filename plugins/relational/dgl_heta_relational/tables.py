@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dgl_heta.tools import as_text
+
 ROWS = 1 << 16
 """Rows of a batch, at most."""
+SEPARATOR = "|"
 
 
 @dataclass(frozen=True)
 class ForeignKey:
-    """Columns of a table that name a row of another by `referred` columns of that; empty: by its
-    primary key."""
+    """Columns of a table that name a row of another by `referred` columns of that; where a
+    database says none, they are those of its primary key."""
 
     columns: tuple[str, ...]
     table: str
@@ -37,7 +43,7 @@ class Table:
     columns : name to Arrow's type; None where there is none for what it holds.
     key : columns of the primary key; None where none is declared, empty where rows need none.
     time : the column that says from when on a row is there.
-    aside : columns of foreign keys to tables that are not read.
+    aside : columns of all foreign keys, also of those to tables that are not read.
     """
 
     name: str
@@ -54,21 +60,35 @@ class Table:
         return [column for key in self.foreign for column in key.columns]
 
 
-def in_declared_case(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """The same tables, whose foreign keys name tables and columns in the case in which these are
-    declared: most databases take REFERENCES in any."""
-    def declared(name: str, names: Iterable[str]) -> str:
-        return name if name in names else next(
-            (known for known in names if known.lower() == name.lower()), name)
+def in_declared_case(found: Iterable[Table]) -> dict[str, Table]:
+    """Tables by their names, whose foreign keys name tables and columns in the case in which these
+    are declared: most databases take REFERENCES in any."""
+    def declared(names: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
+        cases = {name.lower(): name for name in known}
+        return tuple(name if name in known else cases.get(name.lower(), name) for name in names)
 
     def settled(table: Table, key: ForeignKey) -> ForeignKey:
-        other = declared(key.table, tables)
+        (other,) = declared([key.table], tables)
         referred = tables[other].columns if other in tables else ()
-        return ForeignKey(tuple(declared(column, table.columns) for column in key.columns), other,
-                          tuple(declared(column, referred) for column in key.referred))
+        return ForeignKey(declared(key.columns, table.columns), other,
+                          declared(key.referred, referred))
 
+    tables = {table.name: table for table in found}
     return {name: replace(table, foreign=tuple(settled(table, key) for key in table.foreign))
             for name, table in tables.items()}
+
+
+def joined(batch: Any, columns: Sequence[str]) -> Any:
+    """The key of each row as text (large_string), null where a column is.
+
+    Several columns are joined by :data:`SEPARATOR`; a backslash stands before one in a text.
+    """
+    texts = [as_text(batch.column(name)) for name in columns]
+    if len(texts) == 1:
+        return texts[0]
+    for mark in ("\\", SEPARATOR):
+        texts = [pc.replace_substring(text, mark, "\\" + mark) for text in texts]
+    return pc.binary_join_element_wise(*texts, pa.scalar(SEPARATOR, pa.large_string()))
 
 
 class Database(AbstractContextManager["Database"], ABC):
@@ -79,23 +99,47 @@ class Database(AbstractContextManager["Database"], ABC):
     name : of the graph.
     where : how messages and stores name the database; never with a password.
     tables : by their names; views among them.
+    names : what queries call the tables.
+    mark : what names in queries are quoted by.
     """
 
     name: str
     where: str
     tables: dict[str, Table]
+    names: dict[str, str]
+    mark = '"'
 
-    @abstractmethod
-    def counts(self, table: Table, keys: Sequence[ForeignKey]) -> list[int]:
-        """The rows of a table, and of each of some foreign keys the rows that have it."""
+    def counts(self, table: Table, keys: Sequence[Sequence[str]] = ()) -> list[int]:
+        """The rows of a table, and for each of some sets of columns the rows that have them all."""
+        known = ["CASE WHEN " + " AND ".join(f"{self.quoted(name)} IS NOT NULL" for name in columns)
+                 + " THEN 1 END" for columns in keys]
+        counted = [f"count({what}) AS n{i}" for i, what in enumerate(["*", *known])]
+        (batch,) = self.query(f"SELECT {', '.join(counted)} FROM {self.names[table.name]}")
+        return [int(column[0].as_py()) for column in batch.columns]
 
-    @abstractmethod
     def batches(self, table: Table, columns: Sequence[str]) -> Iterator[Any]:
         """Some columns of all rows, as record batches of the types that the table says."""
+        yield from self._read(f"SELECT {', '.join(map(self.quoted, columns))} FROM "
+                              f"{self.names[table.name]}", f"table '{table.name}'", table.columns)
+
+    def query(self, text: str) -> Iterator[Any]:
+        """The rows that a query gives, as record batches.
+
+        Raises
+        ------
+        InputError
+            It gives none.
+        """
+        return self._read(text, "the query of --task", None)
+
+    def quoted(self, name: str, mark: str = "") -> str:
+        """A name as queries write it, or with a `mark` of its own a text."""
+        mark = mark or self.mark
+        return mark + name.replace(mark, 2 * mark) + mark
 
     @abstractmethod
-    def query(self, text: str) -> Iterator[Any]:
-        """The rows that a query of the user's gives, as record batches."""
+    def _read(self, query: str, what: str, columns: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Batches of the rows of a query; `columns` are their types, where they are known."""
 
     @abstractmethod
     def close(self) -> None:

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dgl_heta import InputError, Task
-from dgl_heta.tools import ALWAYS, MASKS, known_entries, listing, masks_of, node_task, task_columns
+from dgl_heta.tools import (
+    ALWAYS,
+    MASKS,
+    known_entries,
+    listing,
+    masks_of,
+    node_task,
+    task_columns,
+)
 from dgl_heta_relational.layout import Layout
 from dgl_heta_relational.settings import RelationalSettings
 
@@ -39,20 +46,21 @@ class Labelled:
              ) -> tuple[Task, dict[str, np.ndarray], dict[str, Any], int | None]:
         """The task, the labels and masks, what a store keeps of them, the last time of training."""
         table, arrays = spool.columns(), dict[str, np.ndarray]()
-        labels = task_columns(table, self.column, self.kind, None, arrays)
+        labels = task_columns(table, self.column, self.kind, None, arrays,
+                              file=spool.path.with_suffix(".labels"))
         known = known_entries(arrays[self.column], None)
         if self.kind == "classification":
             known &= arrays[self.column] >= 0
         masks, record = masks_of(self.split, table, arrays[self.column],
-                                 known.reshape(len(known), -1).any(1), "plugins.relational.split")
+                                 known.reshape(len(known), -1).any(1), "plugins.relational.split",
+                                 spool.path.with_suffix(".times"))
         arrays |= masks
         info: dict[str, Any] = {**labels.info(), **({"times": record} if record else {})}
         task = node_task(self.table, len(labels.names) or None, self.column,
                          {self.table: arrays}, counts, self.kind, None, info)
         until = None
         if times is not None:
-            trained = times[masks[MASKS[0]]]
-            until = int(trained.max()) if len(trained) else None
+            until = int(times.max(where=masks[MASKS[0]], initial=ALWAYS))
         return task, arrays, info, until
 
 
@@ -62,42 +70,22 @@ def label_of(settings: RelationalSettings, layout: Layout) -> Labelled | None:
     Raises
     ------
     InputError
-        No such table or column, or one that holds no labels.
+        No such table or column, or one that the rows are to be split by.
     """
     if settings.label is None:
         return None
     name, _, column = settings.label.rpartition(".")
-    table = layout.nodes.get(name)
-    if table is None or column not in table.columns:
-        raise InputError(f"plugins.relational.label is '{settings.label}'; it must be TABLE.COLUMN "
-                         "of a table that is a node type: "
-                         f"{listing(table.columns if table else layout.nodes)}")
-    kind = table.columns[column]
-    if kind is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)
-                            or pa.types.is_boolean(kind) or pa.types.is_large_string(kind)):
-        raise InputError(f"plugins.relational.label is '{settings.label}', whose type is {kind}; "
-                         "labels are text, numbers or truth values")
-    split = settings.split
+    table, split = layout.nodes.get(name), settings.split
+    for said, text, one in (("label", settings.label, column), ("split", split, split)):
+        if isinstance(one, str) and (table is None or one not in table.columns):
+            raise InputError(f"plugins.relational.{said} is '{text}'; label must be TABLE.COLUMN "
+                             "of a table that is a node type, and split a column of it: "
+                             f"{listing(table.columns if table else layout.nodes)}")
+    assert table is not None
+    kind = "regression" if table.columns[column] in (pa.float32(), pa.float64()) else (
+        "classification")
     if isinstance(split, str):
-        if split not in table.columns:
-            raise InputError(f"plugins.relational.split is '{split}', which is no column of table "
-                             f"'{name}': {listing(table.columns)}")
-        return Labelled(name, column, _kind_of(kind), (column, split), split)
+        return Labelled(name, column, kind, (column, split), split)
     by_time = {"time": table.time} if table.time else {}
-    return Labelled(name, column, _kind_of(kind), (column, *by_time.values()),
+    return Labelled(name, column, kind, (column, *by_time.values()),
                     {"ratios": list(split), **by_time})
-
-
-def _kind_of(kind: Any) -> str:
-    return "regression" if pa.types.is_floating(kind) else "classification"
-
-
-def seconds_of(column: Any) -> np.ndarray:
-    """Dates or timestamps as seconds since 1970, int64; ALWAYS where there is none.
-
-    A part of a second counts as a whole one: a row is not there before its time.
-    """
-    micros = pc.cast(pc.cast(column, pa.timestamp("us", getattr(column.type, "tz", None))),
-                     pa.int64())
-    values: np.ndarray = micros.fill_null(0).to_numpy(zero_copy_only=False)
-    return np.where(np.asarray(column.is_valid()), -(-values // 10**6), ALWAYS)

@@ -1,26 +1,62 @@
-"""Values of drivers as Arrow's batches, strictly: nothing is guessed, nothing is cut."""
+"""Columns in the few types of Arrow's that readers know, strictly: nothing is guessed, nothing cut.
+
+Files and DuckDB have Arrow's columns (:func:`as_declared`), drivers have values of Python's
+(:class:`BatchMaker`).
+"""
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dgl_heta import InputError
+from dgl_heta.tools import ALWAYS, plain_column, sort_of
 
-TIME, DATE, TEXT = pa.timestamp("us", "UTC"), pa.date32(), pa.large_string()
-_AS_THEY_ARE: dict[Any, set[type]] = {
-    TEXT: {str}, pa.int64(): {int}, pa.float64(): {float}, pa.bool_(): {bool},
-    pa.large_binary(): {bytes}}
-"""Types of Python whose values are of a type of Arrow's as they are."""
+TIME, TEXT = pa.timestamp("us", "UTC"), pa.large_string()
+
+
+def seconds_of(column: Any) -> np.ndarray:
+    """Dates or timestamps as seconds since 1970, int64; ALWAYS where there is none.
+
+    A part of a second counts as a whole one: a row is not there before its time.
+    """
+    micros = pc.cast(pc.cast(column, pa.timestamp("us", getattr(column.type, "tz", None))),
+                     pa.int64())
+    values: np.ndarray = micros.fill_null(0).to_numpy(zero_copy_only=False)
+    return np.where(np.asarray(column.is_valid()), -(-values // 10**6), ALWAYS)
+
+
+def declared(kind: Any) -> Any:
+    """The type that :func:`as_declared` makes of one of Arrow's; None where readers know none."""
+    kind = _known(pa.array([], kind)).type
+    return None if sort_of(kind) == "other" else kind
+
+
+def as_declared(batch: Any) -> Any:
+    """A batch with its columns in the types that readers know; others as they are."""
+    return pa.record_batch([_known(column) for column in batch.columns], batch.schema.names)
+
+
+def _known(column: Any) -> Any:
+    column = plain_column(column)
+    if pa.types.is_duration(column.type) or pa.types.is_time(column.type):
+        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
+        whole = pa.int32() if pa.types.is_time32(column.type) else pa.int64()
+        return pc.divide(pc.cast(pc.cast(column, whole), pa.float64()), float(per_second))
+    if pa.types.is_timestamp(column.type):  # what is finer than microseconds is cut
+        return pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz), safe=False), TIME)
+    if pa.types.is_floating(column.type):  # as pandas has a number that is missing
+        return pc.if_else(pc.is_nan(column), None, column)
+    return column
 
 
 class BatchMaker:
-    """Makes batches of rows of tuples.
+    """Makes batches of columns of values.
 
     Parameters
     ----------
@@ -30,34 +66,33 @@ class BatchMaker:
 
     def __init__(self, where: str, columns: Mapping[str, Any] | None) -> None:
         self._where, self._columns = where, columns
-        self._zoned: dict[str, bool] = {}
+        self._forms: dict[str, Any] = {}  # of times as text: with a zone, or without
 
-    def batch(self, names: Sequence[str], rows: Sequence[Any]) -> Any:
-        """A record batch of some rows.
+    def batch(self, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Any:
+        """A record batch of some rows, by columns.
 
         Raises
         ------
         InputError
             A value that is not what its column is declared as; times with and without a zone.
         """
-        columns = zip(*rows) if rows else [()] * len(names)
         return pa.record_batch([self._array(name, values)
                                 for name, values in zip(names, columns)], list(names))
 
     def _array(self, name: str, values: Sequence[Any]) -> Any:
-        kind = (self._columns[name] or TEXT) if self._columns else _seen(values)
+        kind = (self._columns[name] or TEXT) if self._columns else None
         try:
             return self._made(name, values, kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        except _WRONG:
             pass
         for value in values:  # the first that is wrong by itself is told
             try:
                 self._made(name, [value], kind)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            except _WRONG:
                 text, form = repr(value), ""
-                if kind in (TIME, DATE):
-                    form = (", a time as ISO 8601, 2013-01-01 05:00:00; where numbers are times, "
-                            "read a view that converts them")
+                if kind == TIME:
+                    form = (", a time as ISO 8601, 2013-01-01 05:00:00, all with a zone or none; "
+                            "where numbers are times, read a view that converts them")
                 raise InputError(
                     f"column '{name}' of {self._where} is declared as {kind}, but has the value "
                     f"{text if len(text) < 80 else text[:77] + '…'}; correct it{form}, or declare "
@@ -66,76 +101,35 @@ class BatchMaker:
 
     def _made(self, name: str, values: Sequence[Any], kind: Any) -> Any:
         """Values as an array, times as instants: those without a zone as of UTC."""
-        seen = {*map(type, values)} - {type(None)}
-        if seen <= _AS_THEY_ARE.get(kind, set()):
+        if kind == TEXT:
+            if any(isinstance(value, bytes | memoryview) for value in values):
+                raise TypeError("bytes are no text")
+            return pa.array([value if value is None else str(value) for value in values], TEXT)
+        if kind in (pa.uint64(), pa.large_binary()):  # of values that tell less
             return pa.array(values, kind)
-        known = [value for value in values if value is not None]
-        if kind not in (TIME, DATE):
-            return pa.array([None if value is None else _plain(value, kind) for value in values],
-                            kind)
-        if known and isinstance(known[0], str):  # SQLite has no times
-            return self._written(name, pa.array(values, TEXT), kind)
-        if not all(isinstance(value, datetime.date) for value in known):
-            raise TypeError("a number is no time: Arrow would count it from 1970, in its own unit")
-        if kind == TIME:
-            self._check_zones(name, {getattr(value, "tzinfo", None) is not None
-                                     for value in known}, known)
-        return pa.array(values, kind)
+        found = _known(pa.array(values))
+        if kind is None:  # with as many digits as a batch happens to need
+            return pc.cast(found, pa.float64()) if pa.types.is_decimal(found.type) else found
+        if found.null_count == len(found):
+            return pa.nulls(len(found), kind)
+        if kind == TIME and found.type == TEXT:  # SQLite has no times
+            return self._written(name, found)
+        if (found.type == TEXT) or (kind == TIME) != pa.types.is_temporal(found.type):
+            raise TypeError("text is no number, and no number is a time")
+        made = pc.cast(found, kind)
+        if kind == pa.bool_() and not pc.cast(made, found.type).equals(found):
+            raise TypeError("a truth value is 0 or 1")
+        return made
 
-    def _written(self, name: str, text: Any, kind: Any) -> Any:
-        """Times as ISO 8601 text."""
-        if kind == DATE:
-            return pc.cast(text, kind)
-        has_time = pc.match_substring_regex(text, ":")  # 2020-01-01 ends as a zone might
-        zoned = pc.and_(has_time, pc.match_substring_regex(
-            text, r"[0-9](Z|z|[+-][0-9]{2}(:?[0-9]{2})?)$"))
-        self._check_zones(name, {*pc.unique(zoned.drop_null()).to_pylist()}, text)
-        if not self._zoned.get(name):
-            zone, none, midnight = (pa.scalar(mark, TEXT) for mark in ("Z", "", " 00:00:00Z"))
-            text = pc.binary_join_element_wise(text, pc.if_else(has_time, zone, midnight), none)
-        return pc.cast(text, TIME)
-
-    def _check_zones(self, name: str, zoned: set[bool], values: Sequence[Any]) -> None:
-        """Refuse a column where some times have a zone and some have none."""
-        for each in zoned:
-            if self._zoned.setdefault(name, each) != each:
-                raise InputError(f"column '{name}' of {self._where} has times with a zone and "
-                                 f"times without, such as '{values[0]}'; write them all alike")
+    def _written(self, name: str, text: Any) -> Any:
+        """Times as ISO 8601 text, all of the form of the first ones."""
+        known = self._forms.get(name)
+        for form in [known] if known else (pa.timestamp("us"), TIME):
+            with suppress(pa.ArrowInvalid):
+                times = pc.cast(pc.cast(text, form), TIME)
+                self._forms[name] = form
+                return times
+        raise ValueError("no time of the column's form")
 
 
-def _seen(values: Sequence[Any]) -> Any:
-    """The type of a query's column, which nobody declares: that of its values."""
-    kinds = {type(value) for value in values if value is not None}
-    for known, of in (({bool}, pa.bool_()), ({int, bool}, pa.int64()),
-                      ({int, bool, float, decimal.Decimal}, pa.float64()),
-                      ({datetime.datetime}, TIME), ({datetime.date}, DATE)):
-        if kinds and kinds <= known:
-            return of
-    return TEXT
-
-
-def _plain(value: Any, kind: Any) -> Any:
-    """A value of a driver as one that Arrow knows.
-
-    Raises
-    ------
-    TypeError
-        It is not of the kind.
-    """
-    if kind == TEXT:
-        if isinstance(value, bytes | memoryview):
-            raise TypeError("bytes are no text")
-        return str(value)
-    if kind == pa.large_binary():
-        return value if isinstance(value, str) else bytes(value)
-    if isinstance(value, str):
-        raise TypeError("text is no number")
-    if isinstance(value, datetime.time):
-        return value.hour * 3600 + value.minute * 60 + value.second + value.microsecond / 1e6
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    if kind == pa.float64():
-        return float(value)
-    if kind == pa.bool_():
-        return bool(value) if value in (0, 1) else value
-    return int(value) if value == int(value) else value
+_WRONG = (pa.ArrowException, TypeError, ValueError, OverflowError)

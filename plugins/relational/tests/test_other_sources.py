@@ -10,7 +10,7 @@ import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.duck import DuckDatabase
 from dgl_heta_relational.graph import read_graph
-from dgl_heta_relational.parquet import ParquetDirectory
+from dgl_heta_relational.parquet import directory_settings
 
 from dgl_heta import HetaError, InputError, Relation
 from dgl_heta.graph.readers import open_source
@@ -83,10 +83,11 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
     for name, table in TABLES.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
     (tmp_path / "relational.toml").write_text(KEYS)
-    directory = ParquetDirectory(tmp_path)
-    pq.write_table(TABLES["order"].slice(1), tmp_path / "order.parquet")
-    with pytest.raises(HetaError, match="order.parquet changed while it was read"):
-        read_graph(directory, directory.settings(RelationalSettings()), None)
+    chosen = directory_settings(tmp_path, RelationalSettings())
+    with DuckDatabase(tmp_path, chosen) as directory:
+        pq.write_table(TABLES["order"].slice(1), tmp_path / "order.parquet")
+        with pytest.raises(HetaError, match="changed while they were read"):
+            read_graph(directory, chosen, None)
 
 
 def test_a_date_that_is_no_time_is_one_line(tmp_path):
@@ -108,7 +109,7 @@ def test_duckdb(tmp_path):
         connection.execute("INSERT INTO \"order\" VALUES ('a', 3, '2020-01-01', 1), "
                            "('b', NULL, NULL, 2)")
     chosen = RelationalSettings.model_validate({"tables": {"order": {"time": "placed"}}})
-    with DuckDatabase(f"duckdb:///{tmp_path}/shop.duckdb", chosen) as database:
+    with DuckDatabase(tmp_path / "shop.duckdb", chosen) as database:
         source = read_graph(database, chosen, None)
     assert edges(source) == [(0, 1)]
     assert source.times["order"][0] == 1577836800

@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 
+import pyarrow.parquet as pq
 import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.graph import read_graph
@@ -143,3 +144,15 @@ def test_a_server_that_stops_is_given_up(server):
 def test_a_driver_that_is_not_there_is_named():
     with pytest.raises(InputError, match=r"no driver for mysql://host/db .*\[mysql\]"):
         read("mysql+nodriver://host/db")
+
+
+def test_a_query_may_have_a_percent_sign(server, tmp_path):
+    chosen = RelationalSettings(seeds=tmp_path / "seeds.parquet")
+    query = "SELECT id, at AS time, paid AS label FROM visit WHERE id::text LIKE '49%' ORDER BY id"
+    with SqlDatabase(server.url, chosen) as database:
+        source = read_graph(database, chosen, query)
+    assert source.write_seeds is not None
+    source.write_seeds()
+    rows = pq.read_table(chosen.seeds).to_pylist()
+    assert [row["id"] for row in rows] == [49, *range(490, 500)]
+    assert rows[0]["label"] == 7

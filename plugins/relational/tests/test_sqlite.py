@@ -137,15 +137,15 @@ def test_the_task_of_a_query_is_a_table_of_seeds(tmp_path):
     rows = pq.read_table(seeds).to_pylist()
     assert [(row["id"], row["label"], row["split"]) for row in rows] == [
         ("a|1", 0, "train"), ("b\\", 1, "train"), ("c", 0, "test"), ("d", 1, "test")]
-    assert rows[1]["time"].isoformat() == "2020-02-01T10:00:00.500000+00:00"
+    assert rows[1]["time"] == "2020-02-01 10:00:00.5"
     total = next(r for r in source.info["columns"]["sales order"] if r["column"] == "total")
     assert total["mean"] == 10
     read(url, query, **said)  # what --task made it may make again
     for wrong, why in (("SELECT 1 AS id", "must give id, time and label"),
                        ("DELETE FROM friend", "readonly database"),
-                       (query.replace('"train"', '"learn"'), "it must be train, val or test"),
+                       (query.replace('"train"', '"learn"'), "'learn'; a split is train, val"),
                        (query.replace("placed AS", "total AS"), "must be a date, a timestamp"),
-                       (query.replace("placed AS", "'soon' AS"), "or ISO 8601 as text")):
+                       (query.replace("placed AS", "'soon' AS"), "row 1: column 'time' is '")):
         with pytest.raises(HetaError, match=why):
             read(url, wrong, **said)
     assert pq.read_table(seeds).num_rows == 4
@@ -272,7 +272,8 @@ WRONG = [
      "is to 'gone', which .* does not have"),
     ("", {"tables": {"customer": {"time": "name"}}}, "declares it as text; it must be a date"),
     ("INSERT INTO \"sales order\" VALUES ('e', 3, '2020-05-01 10:00:00+02:00', 1, 0)",
-     {"tables": {"sales order": {"time": "placed"}}}, "times with a zone and times without"),
+     {"tables": {"sales order": {"time": "placed"}}},
+     r"has the value '2020-05-01 10:00:00\+02:00'; correct it, .* all with a zone or none"),
     ("INSERT INTO \"sales order\" VALUES ('e', 3, 'soon', 1, 0)", {},
      "column 'placed' of table 'sales order' .* but has the value 'soon'"),
     ("UPDATE \"sales order\" SET placed = 1577836800", {},
@@ -307,6 +308,12 @@ def test_what_is_wrong_is_one_line(tmp_path, monkeypatch, more, said, why):
         read(url, **said)
     assert "\n" not in str(caught.value)
     assert not list(scratch.iterdir())
+
+
+def test_what_the_driver_cannot_read_is_one_line(tmp_path):
+    url = made(tmp_path / "shop.db", SHOP, "UPDATE customer SET name = CAST(x'ff' AS TEXT)")
+    with pytest.raises(HetaError, match="cannot read sqlite:///.*shop.db: Could not decode"):
+        read(url)
 
 
 @pytest.mark.parametrize("url", [
