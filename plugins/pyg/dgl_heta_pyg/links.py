@@ -73,7 +73,7 @@ class LinkNeighborLoader(NeighborLoader):
         return {str(self._type): self._links.swapaxes(0, 1)}
 
     def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[LinkStep]:
-        order = np.arange(len(self._links.T))
+        order = np.arange(self._links.shape[1])
         if shuffle is not None:
             np.random.default_rng(shuffle).shuffle(order)
         return [LinkStep(order[low:low + self._size], (*(shuffle or (self._seed,)), low), "train")
