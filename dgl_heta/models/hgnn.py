@@ -23,6 +23,9 @@ from dgl_heta.nn.precision import widened
 from dgl_heta.nn.row_parts import Part, Parts
 from dgl_heta.sampling.blocks import Block, MiniBatch
 
+_OF_ONE = ("aggregate", "score", "attend")
+_METHODS = {*_OF_ONE, *(f"{name}_all" for name in _OF_ONE), "across_is_shorter", "attend_across"}
+
 
 class HGNNLayer(nn.Module):
     """One layer of Eq. (1): `h_v = update(AGG_all_r(AGG_r({h_u : u in N_r(v)})), h_v)`.
@@ -77,13 +80,21 @@ class HGNNLayer(nn.Module):
         ways = {"score", "attend", "score_all", "attend_all", "across_is_shorter"}
         if "across_is_shorter" not in _nearest(cls, ways):
             cls.across_is_shorter = HGNNLayer.across_is_shorter  # type: ignore[method-assign]
-        for name in ("aggregate", "score", "attend"):
+        for name in _OF_ONE:
             of_all = f"{name}_all"
             defined = _nearest(cls, {name, of_all})  # by the class, or by one that it mixes in
             if of_all not in defined:
                 setattr(cls, of_all, vars(HGNNLayer)[of_all])
             elif name not in defined:
                 setattr(cls, name, _of_one(defined[of_all]))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but no method of AGG_r: those of a class are chosen together."""
+        if name in _METHODS:
+            kind = type(self).__name__
+            raise InputError(f"'{name}' of one {kind} cannot be exchanged: define it in a class, "
+                             f"as in: class Mine({kind}): def {name}(self, …)")
+        super().__setattr__(name, value)
 
     def aggregate(self, edges: Edges) -> Tensor:
         """AGG_r: (edges.num_rows, width). It must depend on its relation alone."""

@@ -263,6 +263,14 @@ def test_methods_that_are_mixed_in_are_called(tmp_path: Path) -> None:
     assert not torch.allclose(got, output_of(tmp_path / "hgt", HGTLayer, []))
 
 
+def test_a_method_of_one_layer_object_cannot_be_exchanged(tmp_path: Path) -> None:
+    def exchange(model: HGNN) -> None:
+        model.layers[0].score = lambda edges: torch.zeros(edges.num_edges, 2)
+
+    with pytest.raises(InputError, match=r"class Mine\(HGTLayer\): def score\(self"):
+        output_of(tmp_path / "store", HGTLayer, [], exchange)
+
+
 def output_of(path: Path, layer: type, parameters: list[Any] | None = None,
               change: Callable[[HGNN], None] | None = None) -> torch.Tensor:
     """What two layers give for some papers; not every node type has in-edges in every layer.
