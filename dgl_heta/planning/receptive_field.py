@@ -12,8 +12,8 @@ and log-normal popularity as neighbours, both of :data:`SPREAD` σ:
 
 σ was chosen on the five synthetic graphs. There, at fanouts 25, 20 and 10, 5 and 128 and 2,048
 seeds, this expects 0.88 to 1.14 of the bytes of input rows that are sampled
-(scripts/bench/reach.py); with σ = 0 (every node has the mean degree, draws are even) it would be
-0.76 to 1.34.
+(docs/measurements/cost-model.md); with σ = 0 (every node has the mean degree, draws are even) it
+would be 0.76 to 1.34.
 """
 
 from __future__ import annotations
