@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dgl_heta.partition.backends.dgl_methods import metis_or_why
 from dgl_heta.partition.counting import (
     Owner,
     Partitioning,
     counting_of,
-    metis_or_why,
     part_of,
     train_nodes,
 )

@@ -17,7 +17,6 @@ import torch
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.source import TRAIN_MASK
-from dgl_heta.partition.backends.dgl_methods import metis_parts
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
 from dgl_heta.planning.compute import parameter_groups
@@ -31,8 +30,6 @@ from dgl_heta.sampling.sampling_scope import HubPieces, SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
 from dgl_heta.store.structure import copied
-
-_METIS_EDGES = 30_000_000  # more take METIS minutes and gigabytes
 
 _NONE = np.empty(0, np.int64)
 
@@ -390,14 +387,3 @@ def _nodes(batch: MiniBatch, edges: RelationBlock) -> np.ndarray:
 def _sources(block: Block, ntype: str) -> list[np.ndarray]:
     """Rows of a type that edges of a block read."""
     return [each.indices.numpy() for each in block.edges if each.relation.src == ntype]
-
-
-def metis_or_why(store: Store, parts: int) -> tuple[Owner | None, str | None]:
-    """METIS's parts, or why there are none."""
-    edges = sum(store.schema.edge_counts.values())
-    if edges > _METIS_EDGES:
-        return None, f"not run: METIS takes long for {edges:,} edges"
-    try:
-        return metis_parts(store, parts), None
-    except InputError:
-        return None, "DGL is not installed"

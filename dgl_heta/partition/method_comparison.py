@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError
+from dgl_heta.partition.backends.dgl_methods import metis_or_why
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
-from dgl_heta.partition.counting import Partitioning, counting_of, metis_or_why
+from dgl_heta.partition.counting import Partitioning, counting_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.owner_choice import choose
