@@ -75,6 +75,9 @@ class ReadingOptions:
     feature: Annotated[list[str], typer.Option(
         "--feature", metavar="TYPE=ARRAY", help="Take this array of a node type for its features; "
         "default: feat.")] = field(default_factory=list)
+    feature_dtype: Annotated[str, typer.Option(
+        "--feature-dtype", help="Keep features as float16, or as int8 with a scale for each "
+        "column, in files, memory and caches. Default: as they are.")] = ""
     task: Annotated[str | None, typer.Option(
         "--task", help="Of a database the query for (id, time, label); of a GraphBolt data set the "
         "name of the task.")] = None

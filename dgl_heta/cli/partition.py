@@ -209,7 +209,7 @@ def _check(source: GraphSource | None, directory: Path, overwrite: bool) -> None
     if source is not None:
         from dgl_heta.store.source_checks import check_source
 
-        check_source(source)
+        check_source(source, encodes=True)
     if directory.exists() and not overwrite:
         raise InputError(f"{directory} exists; choose another directory or ask to overwrite it "
                          "(--overwrite)")

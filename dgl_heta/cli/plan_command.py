@@ -71,7 +71,7 @@ class ClusterOptions:
     model: Annotated[str | None, typer.Option(
         help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None
     feature_itemsize: Annotated[int | None, typer.Option(
-        min=1, max=8, help="Bytes of a number of the features, with --cluster. Default: as they "
+        help="Bytes of a number of the features, with --cluster: 1, 2, 4 or 8. Default: as they "
         "are stored; of a schema alone 4.")] = None
     train_nodes: Annotated[int | None, typer.Option(
         help="Training nodes, with --cluster. Default: those in train_mask, or all target "
@@ -193,6 +193,9 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     model = machines.model or Workload.model
     if model not in MODELS:
         raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
+    if machines.feature_itemsize not in (None, 1, 2, 4, 8):
+        raise InputError(f"--feature-itemsize is {machines.feature_itemsize}; it must be 1, 2, 4 "
+                         "or 8 (int8, float16, float32, float64)")
     assert machines.cluster is not None
     cluster = Cluster.load(machines.cluster)
     if options.parts not in (None, cluster.machines):

@@ -42,7 +42,7 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
 
 def reading(options: ReadingOptions) -> Reading:
     """Return the changes that the options make to a graph that is read."""
-    return Reading(options.reverse, tuple(options.feature), options.task)
+    return Reading(options.reverse, tuple(options.feature), options.feature_dtype, options.task)
 
 
 def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool,

@@ -29,8 +29,10 @@ class StaticFeatures:
 
     def __init__(self, store: Store, ntypes: tuple[str, ...], dtype: torch.dtype,
                  device: torch.device, reads: str = "mapped", fits: bool = True) -> None:
-        arrays = {t: store.array(t, "feat") for t in ntypes if store.has_array(t, "feat")}
-        self.sources = open_rows(arrays, reads, fits)
+        held = {t: store.features(t) for t in ntypes if store.has_array(t, "feat")}
+        self.sources = open_rows({t: rows for t, (rows, _) in held.items()}, reads, fits)
+        self._scales = {t: torch.from_numpy(scale).to(device, dtype)
+                        for t, (_, scale) in held.items() if scale is not None}
         self.readers: dict[str, RowReader] = dict(self.sources)
         self._dtype, self._device = dtype, device
 
@@ -41,6 +43,12 @@ class StaticFeatures:
         return "direct" if direct else "mapped"
 
     def read(self, nodes: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """Rows of the given nodes (int64, in range), per type that has some, in their order."""
-        return {t: self.readers[t].read(ids, self._device).to(self._dtype)
-                for t, ids in nodes.items() if t in self.readers}
+        """Rows of the given nodes (int64, in range), per type that has some, in their order.
+
+        They are decoded here, behind caches, and on the device.
+        """
+        found = {t: self.readers[t].read(ids, self._device).to(self._dtype)
+                 for t, ids in nodes.items() if t in self.readers}
+        for ntype in found.keys() & self._scales.keys():
+            found[ntype] *= self._scales[ntype]  # a copy, as int8 rows were converted
+        return found

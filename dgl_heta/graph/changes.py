@@ -15,6 +15,8 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task, pieces_of
 
 FEAT = "feat"
+ENCODINGS = ("float16", "int8")
+"""What a store may keep features as, if not as they are."""
 REVERSE = "rev-"
 """The prefix of a reverse relation's name."""
 
@@ -80,6 +82,22 @@ def with_features(source: GraphSource, chosen: Mapping[str, str]) -> GraphSource
             named[FEAT] = node_array(FEAT, array, ntype, source.node_counts[ntype])
             known.pop(FEAT, None)
     return replace(source, node_arrays=arrays, given=given)
+
+
+def with_feature_dtype(source: GraphSource, dtype: str) -> GraphSource:
+    """The graph whose features a store keeps as `dtype`, "float16" or "int8".
+
+    Raises
+    ------
+    InputError
+        Another dtype, or no node type has features: learnable rows are kept as they are trained.
+    """
+    if dtype not in ENCODINGS:
+        raise InputError(f"--feature-dtype is '{dtype}'; it must be {' or '.join(ENCODINGS)}")
+    if not any(FEAT in arrays for arrays in source.node_arrays.values()):
+        raise InputError(f"--feature-dtype is {dtype}, but no node type has features; learnable "
+                         "ones are kept as they are trained: leave it out")
+    return replace(source, feature_dtype=dtype)
 
 
 def unreached(schema: Schema, targets: Iterable[str]) -> list[Relation]:

@@ -222,6 +222,8 @@ class GraphSource:
     times : node type to the time of each of its rows, relation to that of each of its edges, in the
         order of `edges`: int64, seconds since 1970 in UTC, :data:`ALWAYS` where there is none. An
         edge is there from its own time on, if it has one, and from its source row's.
+    feature_dtype : what a store keeps static features as, "float16" or "int8" with a scale for each
+        column (:mod:`dgl_heta.store.encoding`); "": as they are.
     check_seeds : refuses the table of seeds that a reader has made, if one is of no node of a type.
     write_seeds : writes the table of seeds that a reader has made beside the graph, if it has. The
         commands call it when the graph is written.
@@ -237,6 +239,7 @@ class GraphSource:
     node_ids: dict[str, NodeIds] = field(default_factory=dict)
     given: dict[Any, dict[str, Given]] = field(default_factory=dict)
     times: dict[Any, np.ndarray] = field(default_factory=dict)
+    feature_dtype: str = ""
     write_seeds: Callable[[], None] | None = None
     check_seeds: Callable[[str], None] | None = None
 
@@ -265,7 +268,8 @@ class GraphSource:
         for ntype, arrays in self.node_arrays.items():
             feat = arrays.get("feat")
             if feat is not None:
-                widths[ntype] = int(feat.dtype.itemsize * np.prod(feat.shape[1:], dtype=np.int64))
+                kept = np.dtype(self.feature_dtype or feat.dtype)
+                widths[ntype] = int(kept.itemsize * np.prod(feat.shape[1:], dtype=np.int64))
         return Schema(dict(self.node_counts),
                       {Relation(*r): e.num_edges for r, e in self.edges.items()}, widths)
 

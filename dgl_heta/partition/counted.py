@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dgl_heta.partition.method_comparison import (
+from dgl_heta.partition.backends.dgl_methods import metis_or_why
+from dgl_heta.partition.counting import (
     Owner,
     Partitioning,
     counting_of,
-    metis_or_why,
+    part_of,
     train_nodes,
 )
 from dgl_heta.partition.request import PartitionRequest
@@ -18,6 +19,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import LayerField, ReceptiveField
 from dgl_heta.planning.workload import Workload
+from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store
@@ -30,8 +32,8 @@ class CountedRows:
 
     Attributes
     ----------
-    sent : system → cause (features, learnable, sampling) → bytes that one machine sends in a step,
-        with a trainer on each.
+    sent : system → cause (features, learnable, sampling; without replication partials, too) →
+        bytes that one machine sends in a step, with a trainer on each.
     fields : what each partition samples in a step, and last what one process would.
     metis_cut : edges between METIS's parts ÷ those between random ones; None where METIS was not
         run, for the reason `missing`.
@@ -61,15 +63,16 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
 
     def per_machine(row: Partitioning) -> dict[str, float]:
         scale = counting.steps_per_epoch * plan.num_parts
-        return {cause: row.bytes_per_epoch.get(cause, 0) / scale
-                for cause in ("features", "learnable", "sampling")}
+        causes = ("features", "learnable", "sampling", *(
+            ["partials"] if row.name == "none" else []))
+        return {cause: row.bytes_per_epoch.get(cause, 0) / scale for cause in causes}
 
     rng = np.random.default_rng(seed)
     random = {t: rng.integers(0, plan.num_parts, n) for t, n in store.schema.node_counts.items()}
     own = plan.without_owners().for_scripts()
     fields = count_fields(store, plan, work, work.epoch(
         store.schema, plan.targets, plan.num_parts * trainers)[1], seed)
-    by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", own)),
+    by_system = {"dgl-heta": per_machine(counting.raf(own.replication, own)),
              "DistDGL random": per_machine(counting.distdgl("", random))}
     owner, missing = metis_or_why(store, plan.num_parts)
     if owner is None:
@@ -83,27 +86,30 @@ def count_fields(store: Store, plan: Plan, work: Workload, seeds: float, seed: i
                  ) -> list[ReceptiveField]:
     """Count the rows and edges that each partition samples in a step of `seeds` seeds per worker.
 
-    Last is what one process samples for as many seeds. Without replication a partition's rows and
-    edges are those of its types and relations in the batch of the group.
+    Last is what one process samples for as many seeds. Without replication it is what a partition
+    has of the batch of the group (:func:`~dgl_heta.partition.counting.part_of`).
 
     Raises
     ------
     InputError
         No node is in the train mask.
     """
-    whole = make_plan(store.schema, plan.targets, plan.hops, 1)
+    whole, scripts = make_plan(store.schema, plan.targets, plan.hops, 1), plan.for_scripts()
     rng = np.random.default_rng(seed)
     train = train_nodes(store, plan.targets)
 
-    def sample(of: Plan, part: int, size: int) -> ReceptiveField:
+    def sample(of: Plan, part: int, size: int) -> MiniBatch:
         """The batch of a partition, of a group of `size` workers."""
-        counts = {t: min(round(seeds * size / len(train)), len(ids)) for t, ids in train.items()}
-        batch = NeighborSampler(store, SamplingScope.of(of, part), work.fanouts_of(plan.hops), seed
-                                ).sample({t: np.sort(rng.choice(train[t], n, replace=False))
-                                          for t, n in counts.items()})
-        own, layers = {t: n / size for t, n in counts.items()}, list[LayerField]()
+        return NeighborSampler(
+            store, SamplingScope.of(of, part), work.fanouts_of(plan.hops), seed).sample({
+                t: np.sort(rng.choice(ids, min(round(seeds * size / len(train)), len(ids)), False))
+                for t, ids in train.items()})
+
+    def field(batch: MiniBatch, size: int, apart: float) -> ReceptiveField:
+        """Its rows, but for so much of the seeds, and edges."""
+        own, layers = {t: len(ids) / size for t, ids in batch.seeds.items()}, list[LayerField]()
         for block in reversed(batch.blocks):
-            inner, sources = ({t: max(float(n) - counts.get(t, 0), 0.0) for t, n in side.items()}
+            inner, sources = ({t: max(n - apart * own.get(t, 0.0), 0.0) for t, n in side.items()}
                               for side in (block.num_dst, block.num_src))
             edges = [part for part in block.edges if len(part.indptr) > 1]
             numbers = [[len(part.indptr) - 1, 0, len(part.indices), 0] for part in edges]
@@ -113,14 +119,14 @@ def count_fields(store: Store, plan: Plan, work: Workload, seeds: float, seed: i
         return ReceptiveField(layers, {t: float(len(ids)) for t, ids in batch.input_nodes.items()},
                               own)
 
-    alone = sample(whole, 0, 1)
+    alone = field(sample(whole, 0, 1), 1, 1)
+    sizes = [len(plan.groups[p.group]) for p in plan.partitions]
     if plan.replication == "full":
-        scripts = plan.for_scripts()
-        return [*(sample(scripts, p.index, len(plan.groups[p.group])) for p in plan.partitions),
-                alone]
-    of_group = {size: sample(whole, 0, size) for size in {*map(len, plan.groups)}}
-    return [*(of_group[len(plan.groups[p.group])].held_by(plan.held(p.index), p.node_types)
-              for p in plan.partitions), alone]
+        return [*(field(sample(scripts, part, size), size, size)
+                  for part, size in enumerate(sizes)), alone]
+    batch = sample(whole, 0, len(sizes))
+    return [*(field(part_of(batch, scripts, part), size, 1) for part, size in enumerate(sizes)),
+            alone]
 
 
 def _cut(store: Store, owner: Owner) -> int:

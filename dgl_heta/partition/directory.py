@@ -64,7 +64,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
         # Relative, so that partition and store can be moved together, or mounted elsewhere.
         location = os.path.relpath(store, destination)
     else:
-        check_source(source)
+        check_source(source, encodes=True)
         schema, name, location = source.schema(), graph_name or source.name, STORE_DIR
     if not _same(schema, plan.schema):
         raise InputError("the plan was made for another graph: node types, relations, counts or "

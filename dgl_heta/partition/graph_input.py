@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.changes import FEAT, with_features, with_reverse
+from dgl_heta.graph.changes import FEAT, with_feature_dtype, with_features, with_reverse
 from dgl_heta.graph.readers.dgl_parts import find_config
 from dgl_heta.graph.reading_options import split_options
 from dgl_heta.graph.schema import Relation, Schema
@@ -50,6 +50,8 @@ class GraphInput:
     @property
     def feature_itemsize(self) -> int:
         """Bytes of a number of the features, the widest where types differ; 4 if unknown."""
+        if self.source is not None and self.source.feature_dtype:
+            return np.dtype(self.source.feature_dtype).itemsize
         arrays: Mapping[str, Mapping[str, Any]] = (
             self.store.manifest.arrays if self.store is not None
             else self.source.node_arrays if self.source is not None else {})
@@ -115,11 +117,13 @@ class Reading:
     ----------
     reverse : add reverse relations (:func:`~dgl_heta.graph.changes.with_reverse`).
     features : `TYPE=ARRAY`, which array of a type to take for its features.
+    feature_dtype : what a store is to keep features as, "float16" or "int8"; "": as they are.
     task : the option `task` of the data set or reader; None: its own default.
     """
 
     reverse: bool = False
     features: Sequence[str] = ()
+    feature_dtype: str = ""
     task: str | None = None
 
     def changed(self, opened: GraphInput, text: str) -> GraphInput:
@@ -130,11 +134,11 @@ class Reading:
         InputError
             It is a store or a schema, a type or array that is not there, an item of another form.
         """
-        if not (self.reverse or self.features):
+        if not (self.reverse or self.features or self.feature_dtype):
             return opened
         if opened.source is None:
-            option, kind = ("--reverse" if self.reverse else "--feature",
-                            "store" if opened.store else "schema")
+            option, kind = ("--reverse" if self.reverse else "--feature" if self.features else
+                            "--feature-dtype", "store" if opened.store else "schema")
             raise InputError(f"{option} changes a graph when it is read, but '{text}' is a {kind} "
                              "already; give it the files that it was made from")
         source, chosen = opened.source, {}
@@ -146,6 +150,7 @@ class Reading:
             chosen[ntype] = name
         source = with_features(source, chosen) if chosen else source
         source = with_reverse(source) if self.reverse else source
+        source = with_feature_dtype(source, self.feature_dtype) if self.feature_dtype else source
         return GraphInput(source.schema(), opened.name, source=source)
 
 

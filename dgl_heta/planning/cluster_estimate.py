@@ -56,13 +56,14 @@ class Coefficients(_File):
     one of :data:`OF_MODELS` of each model (`call rgcn`). `metis_cut` is the number of edges between
     METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
     `most` has the largest values among the measurements: of :data:`CLUSTER`, and for each system
-    of each unit.
+    of each unit; `cut` says whether there were relations that are cut.
     """
 
     seconds: dict[str, dict[str, float]]
     metis_cut: float = Field(ge=0, le=1)
     errors: dict[str, dict[str, float]] = {}
     measured_on: str = ""
+    cut: bool = False
     most: dict[str, dict[str, float]] = {}
 
     def of(self, system: str, model: str) -> dict[str, float]:
@@ -280,7 +281,7 @@ def summary(system: str, loads: Sequence[Load], plan: Plan, work: Workload, clus
         sum(causes.values()), dict(causes), memory,
         None if cluster.memory_gb is None else memory <= cluster.memory_gb * 1e9,
         [*coefficients.beyond(of, work.model, cluster, slowest), *(
-            ["relations that are cut"] if of == SYSTEMS[0]
+            ["relations that are cut"] if of == SYSTEMS[0] and not coefficients.cut
             and any(p.ranges or p.owned for p in plan.partitions) else [])])
 
 
@@ -318,17 +319,15 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float, learna
     row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
     in_scripts = plan.for_scripts()
     users = {t: len(in_scripts.users(t)) for t in schema.node_types}
-    common = {} if whole else below_last(in_scripts, replace(script, batch_size=seeds))  # type: ignore[arg-type]
     known: dict[Any, ReceptiveField] = {}
     fields, steps = ReceptiveFields(in_scripts, work.fanouts_of(plan.hops)), [*(counted or ())]
     for partition in () if counted else plan.partitions:
         size = len(plan.groups[partition.group])
         key = (size, tuple(partition.sub_metatrees.items()) if whole else partition.index)
         if key not in known:
-            # Without replication every worker completes the rows of all seeds below the last layer.
-            known[key] = fields.field(partition.index, seeds * size,
-                                      seeds if whole else seeds * size)
+            known[key] = fields.field(partition.index, seeds * size, seeds)
         steps.append(known[key])
+    common = {} if whole else below_last(in_scripts, replace(script, batch_size=seeds), counted)  # type: ignore[arg-type]
     # Owners have even ranges of shared rows: they answer for, and update, an even part of what all
     # users read.
     moved = {t: [step.inputs.get(t, 0.0) for step in steps] for t in schema.node_types
@@ -338,7 +337,7 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float, learna
         size = len(plan.groups[partition.group])
         # Forward and backward: one at the last layer, a ring for each type at each below, of
         # which all first tell each other the rows; then gradients.
-        merges = (plan.hops - 1) * (1 if whole else len(common))
+        merges = (plan.hops - 1) * (1 if whole else len({*common} & {*schema.node_types}))
         told = 0 if whole else plan.hops - 1 + merges
         exchanges = (2 + 2 * merges + told) * (size > 1) + 2 * (machines > 1)
         rounds = (2 + 4 * (size - 1) * merges + told) * (size > 1) + (2 * machines - 1) * (
@@ -348,7 +347,8 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float, learna
         if common:
             sent["partials"] = cluster.trainers * (
                 traffic.partials(size, seeds, traffic.last_layer(script))
-                + sum(partials for partials, _ in common.values()))
+                + sum(partials for of, (partials, _) in common.items()
+                      if isinstance(of, str) or of in partition.relations))
             sent["sampling"] = cluster.trainers * sum(ids for _, ids in common.values())
         memory = float(footprint(schema, partition, work))
         units = step_units(schema, step, work, exchanges, True)

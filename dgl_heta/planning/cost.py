@@ -14,6 +14,7 @@ from dgl_heta.planning import traffic
 from dgl_heta.planning.footprint import disk_bytes, topology_bytes, type_bytes
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import (
+    ReceptiveField,
     ReceptiveFields,
     destinations,
     field_of_one_process,
@@ -48,7 +49,7 @@ def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | N
             ) -> list[PartitionCost]:
     """Predict each partition's cost in `dgl-heta train`; `beside` as for
     :func:`~dgl_heta.planning.footprint.disk_bytes`, as far as it is known."""
-    per_type = {t: sum(each) for t, each in (
+    apart = {of: partials + ids for of, (partials, ids) in (
         below_last(plan, work).items() if plan.replication == "none" else ())}
     for_others = _for_others(plan, work)
     costs = []
@@ -57,7 +58,7 @@ def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | N
         size = len(plan.groups[partition.group])
         partials = traffic.partials(
             size, work.batch_size,
-            traffic.last_layer(work) if per_type else traffic.seed_bytes(plan.hops, work))
+            traffic.last_layer(work) if apart else traffic.seed_bytes(plan.hops, work))
         costs.append(PartitionCost(
             relations=len(partition.relations),
             nodes=partition.num_nodes,
@@ -67,7 +68,8 @@ def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | N
             learnable_bytes=learnable,
             boundary_nodes=plan.boundary_nodes // len(plan.groups),
             partial_bytes=int(partials + for_others[partition.index]
-                              + sum(per_type.get(t, 0.0) for t in partition.node_types)),
+                              + sum(apart.get(t, 0.0) for t in partition.node_types)
+                              + sum(apart.get(r, 0.0) for r in partition.relations)),
             gradient_bytes=int(traffic.gradients(plan.num_parts, work.parameters, 0, work)),
             disk_bytes=disk_bytes(plan.schema, partition, plan.targets, beside or {}),
         ))
@@ -93,31 +95,50 @@ def _for_others(plan: Plan, work: Workload) -> list[float]:
     return sent
 
 
-def below_last(plan: Plan, work: Workload) -> dict[str, tuple[float, float]]:
-    """Bytes that a holder of each node type that several have sends below the last layer, without
-    replication.
+def below_last(plan: Plan, work: Workload, fields: Sequence[ReceptiveField] | None = None
+               ) -> dict[str | Relation, tuple[float, float]]:
+    """Bytes that a holder sends without replication besides the seeds' rows of the last layer.
 
-    Every layer completes the rows of these types, and the holders tell each other which they are.
+    Every layer below completes the rows of each node type that several partitions have, and the
+    holders tell each other which they are. Of a relation whose hubs' in-edges are cut, the holders
+    complete the hubs at every layer.
+
+    Parameters
+    ----------
+    fields : what each partition samples, where that was counted; else it is expected.
 
     Returns
     -------
-    Node type → bytes of partial aggregations, and of ids.
+    Node type, or relation → bytes of partial aggregations, and of ids.
     """
-    schema = plan.schema
-    step = field_of_one_process(plan, work.fanouts_of(plan.hops),
-                                work.batch_size * len(plan.groups[0]))
-    rows = destinations(step, plan)
-    sent = {}
-    for ntype in schema.node_types:
+    counts = plan.schema.node_counts
+    if fields:
+        rows = [{t: max(f.layers[i].inner.get(t, 0.0) + f.own.get(t, 0.0) for f in fields)
+                 for t in counts} for i in range(plan.hops)]
+        seeds = {t: sum(f.own.get(t, 0.0) for f in fields) for t in counts}
+        rows[0] = seeds
+        reached = {t: rows[-1][t] - seeds[t] for t in counts}
+    else:
+        step = field_of_one_process(plan, work.fanouts_of(plan.hops),
+                                    work.batch_size * len(plan.groups[0]))
+        rows, reached = destinations(step, plan), step.layers[-1].inner
+    sent = dict[str | Relation, tuple[float, float]]()
+    for ntype, count in counts.items():
         holders = len(plan.users(ntype, 0))
         if holders > 1:
             partials = sum(traffic.partials(holders, layer.get(ntype, 0.0) / holders,
                                             traffic.lower_layer(work)) for layer in rows[1:])
             # What a holder reached is new once, at the layer that reached it; sources of the first
             # layer nobody completes.
-            reached = step.layers[-1].inner.get(ntype, 0.0)
-            sent[ntype] = partials, traffic.common_ids(holders, reached / holders,
-                                                       schema.node_counts[ntype])
+            sent[ntype] = partials, traffic.common_ids(
+                holders, reached.get(ntype, 0.0) / holders, count)
+    for relation, ownership in plan.ownership.items():
+        share = len(ownership.hubs) / max(counts[relation.dst], 1)
+        holders = sum(relation in p.relations for p in plan.partitions)
+        sent[relation] = sum(traffic.partials(
+            holders, share * layer.get(relation.dst, 0.0) / holders, traffic.hub(work))
+            for number, layer in enumerate(rows)
+            if plan.owners(plan.hops - number, relation)), 0.0
     return sent
 
 

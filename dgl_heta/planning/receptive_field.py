@@ -12,14 +12,14 @@ and log-normal popularity as neighbours, both of :data:`SPREAD` σ:
 
 σ was chosen on the five synthetic graphs. There, at fanouts 25, 20 and 10, 5 and 128 and 2,048
 seeds, this expects 0.88 to 1.14 of the bytes of input rows that are sampled
-(scripts/bench/reach.py); with σ = 0 (every node has the mean degree, draws are even) it would be
-0.76 to 1.34.
+(docs/measurements/cost-model.md); with σ = 0 (every node has the mean degree, draws are even) it
+would be 0.76 to 1.34.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,27 +89,14 @@ class ReceptiveField:
     inputs: dict[str, float]
     own: dict[str, float]
 
-    def held_by(self, shares: Mapping[Relation, float], types: Container[str]) -> ReceptiveField:
-        """What a worker without replication has of it: of relations these shares, of rows those of
-        these types. It computes the final states of all seeds."""
-        layers = []
-        for layer in self.layers:
-            at = [i for i, r in enumerate(layer.relations) if r in shares]
-            of = [layer.relations[i] for i in at]
-            inner, sources = ({t: n for t, n in side.items() if t in types}
-                              for side in (layer.inner, layer.sources))
-            layers.append(LayerField(inner, sources, of,
-                                     layer.counts[:, at] * [shares[r] for r in of]))
-        return ReceptiveField(layers, {t: n for t, n in self.inputs.items() if t in types},
-                              self.own)
-
 
 def receptive_field(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: float
                     ) -> ReceptiveField:
     """Expected figures of a step of a partition.
 
-    Without replication it has all rows of its types that the group reaches, and of the edges those
-    of its relations; sources of the first layer that only others read it has not.
+    Without replication it has all rows of its types that the group reaches, the others' seeds among
+    them, and of the edges those of its relations; sources of the first layer that only others read
+    it has not.
 
     Parameters
     ----------
@@ -186,10 +173,16 @@ class ReceptiveFields:
             run = np.flatnonzero(counts[:2].any(0))
             layers.append(LayerField(above, self._by_type(reached, touched), [
                 plan.schema.relations[i] for i in run.tolist()], counts[:, run]))
-        finals = {t: min(own / len(plan.targets), plan.schema.node_counts[t])
-                  for t in plan.targets}
-        inputs = {t: n + finals.get(t, 0.0) * (1 - n / plan.schema.node_counts[t])
+        nodes = plan.schema.node_counts
+        finals, every = ({t: min(n / len(plan.targets), nodes[t]) for t in plan.targets}
+                         for n in (own, seeds if alone else own))
+        inputs = {t: n + every.get(t, 0.0) * (1 - n / nodes[t])
                   for t, n in layers[-1].sources.items()}
+        for number, layer in enumerate(layers if alone else ()):
+            # Of the seeds' rows those of other workers are no less there, but for final states.
+            for side in (layer.inner,) * (number > 0) + (layer.sources,):
+                side.update({t: n + every[t] * (1 - n / nodes[t]) - finals[t]
+                             for t, n in ((t, side.get(t, 0.0)) for t in finals)})
         return ReceptiveField(layers, {**finals, **inputs}, finals)
 
     def _index(self, relations: tuple[Relation, ...]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Bytes that workers send in a step, by cause: the one model of traffic, rows in, bytes out.
 
-Rows are counted (:mod:`dgl_heta.partition.method_comparison`), expected
+Rows are counted (:mod:`dgl_heta.partition.counting`), expected
 (:mod:`dgl_heta.planning.receptive_field`) or follow from the batch size. Sizes are payloads as the
 algorithms send them, as :class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a
 ring. With n workers, r rows of each, h the hidden width, e bytes per element, and s bytes per
@@ -32,6 +32,7 @@ several workers, rows that several of them read are counted for each, though few
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -66,6 +67,15 @@ def lower_layer(work: Workload) -> int:
     An all-reduce forward and one backward, 2 + 2 crossings; for max and min 2 + 2 + 2.
     """
     return 4 * work.sent_row_bytes + (_places(work) if work.takes_extremes else 0)
+
+
+def hub(work: Workload) -> int:
+    """Bytes of a row of a node whose in-edges are cut, which all workers with the relation want: as
+    at a lower layer, and the number of its edges, of 8 bytes, in an all-reduce.
+
+    That is of a mean, R-GCN's. A softmax needs maxima and sums, which are left out.
+    """
+    return lower_layer(replace(work, reduce="sum")) + 2 * ID_BYTES
 
 
 def _places(work: Workload) -> int:

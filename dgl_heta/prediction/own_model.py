@@ -74,7 +74,7 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
 
         def inputs(ntype: str, low: int, high: int) -> Tensor:
             if part.store.has_array(ntype, "feat"):
-                return torch.from_numpy(np.array(part.store.array(ntype, "feat")[low:high]))
+                return torch.from_numpy(part.store.feature_rows(ntype, low, high))
             return weights[f"features.{slot(ntype)}.weight"][low:high]
 
         def write(ids: np.ndarray, states: Tensor) -> None:

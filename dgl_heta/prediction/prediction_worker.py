@@ -60,7 +60,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 
     def inputs(ntype: str, low: int, high: int) -> Tensor:
         if store.has_array(ntype, "feat"):
-            return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
+            return torch.from_numpy(store.feature_rows(ntype, low, high))
         return weights[f"features.{slot(ntype)}.weight"][low:high]
 
     (target,) = plan.targets

@@ -17,21 +17,23 @@ from dgl_heta.system.checksums import agrees, signed
 
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"
-VERSIONS = (1, 2, 3, 4)
-"""4 where rows or edges have times, else 3 where arrays are kept as they were given, else 2 where
-nodes have ids of their own, else 1."""
+VERSIONS = (1, 2, 3, 4, 5)
+"""5 where features have scales, else 4 where rows or edges have times, else 3 where arrays are kept
+as they were given, else 2 where nodes have ids of their own, else 1."""
 _INDICES = (np.int32, np.int64)
 
 
 @dataclass(frozen=True)
 class ArrayEntry:
-    """One `.npy` file: path relative to the store, content type, size and SHA-256."""
+    """One `.npy` file: path relative to the store, content type, size and SHA-256; of features that
+    are kept as int8 the scale of each column (:mod:`dgl_heta.store.encoding`)."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     bytes: int
     sha256: str
+    scale: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
             "format": FORMAT, "version": (
+                5 if any(a.scale for of in self.arrays.values() for a in of.values()) else
                 4 if self.timed else 3 if self.given else 2 if self.ids else 1),
             "created_by": self.created_by, "name": self.name,
             "node_types": {
@@ -239,6 +242,10 @@ class Manifest:
             for name, entry in arrays.items():
                 if entry.shape[:1] != (self.node_counts[ntype],):
                     raise ValueError(f"array '{name}' of '{ntype}' has shape {entry.shape}")
+                if entry.scale is not None and (
+                        name != "feat" or np.dtype(entry.dtype) != np.int8
+                        or entry.shape[1:] != (len(entry.scale),)):
+                    raise ValueError(f"array '{name}' of '{ntype}' has {len(entry.scale)} scales")
         for kind, given in self.given.items():
             if lost := {*given} - {*self.held(kind)}:
                 raise ValueError(f"array '{min(lost)}' of '{kind}' is given, but not there")
@@ -271,7 +278,10 @@ def _task_json(task: Task) -> dict[str, Any]:
 
 
 def _entry_json(entry: ArrayEntry | Given) -> dict[str, Any]:
-    return {**asdict(entry), "shape": list(entry.shape)}
+    found = {**asdict(entry), "shape": list(entry.shape)}
+    if found.get("scale", ()) is None:  # as versions wrote it that know none
+        del found["scale"]
+    return found
 
 
 def _entry(data: dict[str, Any]) -> ArrayEntry:
@@ -281,4 +291,5 @@ def _entry(data: dict[str, Any]) -> ArrayEntry:
     if np.dtype(data["dtype"]).kind not in "fiubc":
         raise ValueError(f"file {data['file']!r} holds {data['dtype']!r}, which are not numbers")
     return ArrayEntry(str(path), str(data["dtype"]), tuple(int(n) for n in data["shape"]),
-                      int(data["bytes"]), str(data["sha256"]))
+                      int(data["bytes"]), str(data["sha256"]),
+                      tuple(data["scale"]) if data.get("scale") else None)

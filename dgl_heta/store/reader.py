@@ -146,13 +146,37 @@ class Store:
                           self.manifest.given.get(ntype, {}), self.manifest.task)
 
     def held_array(self, ntype: str, name: str) -> np.ndarray:
-        """A node array as it is held, one row per node of the type, memory-mapped."""
+        """A node array as it is held, one row per node of the type, memory-mapped.
+
+        Raises
+        ------
+        InputError
+            There is none, or it is features of int8, whose numbers mean nothing without scales.
+        """
         self.schema.check_node_type(ntype)
         arrays = self.manifest.arrays[ntype]
         if name not in arrays:
             raise InputError(f"node type '{ntype}' has no array '{name}'; it has: "
                              f"{listing(arrays)}")
+        if arrays[name].scale is not None:
+            raise InputError(f"features of node type '{ntype}' are kept as int8, which `dgl-heta "
+                             "train` and `predict` read, and loops over their batches, but nothing "
+                             "else; partition the graph again without --feature-dtype int8")
         return self._open(arrays[name])
+
+    def features(self, ntype: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """A type's features as they are held, and what each column is to be multiplied by, float32,
+        if anything."""
+        entry = self.manifest.arrays[self.schema.check_node_type(ntype)].get("feat")
+        if entry is None or entry.scale is None:
+            return self.array(ntype, "feat"), None
+        return self._open(entry), np.array(entry.scale, np.float32)
+
+    def feature_rows(self, ntype: str, low: int, high: int) -> np.ndarray:
+        """The features of nodes `low … high - 1`, a copy, floating point; of int8 as float64, in
+        which their product with a scale is exact."""
+        rows, scale = self.features(ntype)
+        return np.array(rows[low:high]) if scale is None else rows[low:high] * scale.astype("f8")
 
     def width(self, ntype: str, name: str) -> int:
         """Numbers in a row of a node array as training reads it, wherever its file is."""

@@ -18,14 +18,20 @@ _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes
                         "name arrays or columns for them")
 
 
-def check_source(source: GraphSource) -> None:
+def check_source(source: GraphSource, encodes: bool = False) -> None:
     """Check what can be known of a graph before its edges are read.
+
+    `encodes` is whether what is written keeps features in another dtype, as a store does.
 
     Raises
     ------
     InputError
-        Counts, array shapes and types, labels, masks or the task are wrong.
+        Counts, array shapes and types, labels, masks or the task are wrong, or features are to be
+        kept in another dtype where they cannot be.
     """
+    if source.feature_dtype and not encodes:
+        raise InputError(f"this method writes parts as DGL does, with features as they are, not as "
+                         f"{source.feature_dtype}; leave --feature-dtype out, or use method meta")
     source.schema()
     try:
         json.dumps([source.name, source.info])

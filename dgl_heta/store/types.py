@@ -22,6 +22,7 @@ class _Array(_Part):
     shape: Annotated[list[_Count], Field(max_length=32)]
     bytes: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: str
+    scale: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
 
 
 class _Given(BaseModel):

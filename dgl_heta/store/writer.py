@@ -22,6 +22,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import ALWAYS, GraphSource, pieces_of
 from dgl_heta.store.builders import ALONE, Builders, graph_facts
 from dgl_heta.store.csc import Pieces, TimesOf, count_in_degrees, index_dtype, sorted_indices
+from dgl_heta.store.encoding import EncodedRows, encoded
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.store.source_checks import check_source
 from dgl_heta.system.atomic_files import new_directory
@@ -60,7 +61,7 @@ def write_store(
     HetaError
         The disk is full or cannot be written.
     """
-    check_source(source)
+    check_source(source, encodes=True)
     with new_directory(Path(out), overwrite=overwrite, kind=FILE_NAME) as directory:
         return fill_store(source, directory, memory_mb=memory_mb, edge_ids=edge_ids,
                           progress=progress)
@@ -74,6 +75,7 @@ def fill_store(source: GraphSource, directory: Path, *, memory_mb: int = 512,
     Several builders share the arrays and the relations among them, and each relation that is more
     than a builder's share of all edges.
     """
+    source = encoded(source)
     builders.each(lambda: _check_space(
         source, directory, edge_ids, _chunk(memory_mb),
         1.0 if builders.one_disk else min(builders.beside / builders.size, 1.0)))
@@ -277,7 +279,9 @@ class _Writing:
         source = self.source
 
         def entries(folder: str, arrays: Mapping[str, Any]) -> dict[str, ArrayEntry]:
-            return {name: self._written[self._array_file(folder, arrays, name)] for name in arrays}
+            return {name: replace(self._written[self._array_file(folder, arrays, name)], scale=(
+                tuple(array.scale.tolist()) if isinstance(array, EncodedRows)
+                and array.scale is not None else None)) for name, array in arrays.items()}
 
         relations = []
         for relation, folder in self._relations.items():

@@ -269,7 +269,7 @@ def rows_of(store: Store, plan: Plan, settings: Settings, workers: Workers,
     if settings.cache.tables == "disk" and trained is None:
         tables = 3 * width * dtype.itemsize * sum(
             store.schema.node_counts[t] for t in featureless if t in own)
-    rows = sum(store.array(t, "feat").nbytes for t in own if store.has_array(t, "feat"))
+    rows = sum(store.features(t)[0].nbytes for t in own if store.has_array(t, "feat"))
     fits = fit_in_memory(workers.local * (rows + tables))  # all that is in files
     make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables
     if tables and scratch is not None:

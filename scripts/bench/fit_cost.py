@@ -5,8 +5,9 @@
 
 Measures and fits. One script (systems/distdgl/train.py) trains several models after one another on
 emulated hosts of one core: under plain DistDGL on METIS's parts, and under dgl-heta on
-meta-partitions, with learnable rows exact, and on whole relations dealt out at random, none on two
-hosts. Measured are processor seconds, in which other work on the machine hardly shows: of a trainer
+meta-partitions, with learnable rows exact, on whole relations dealt out at random, none on two
+hosts (relation-random), and on relations that are all cut, as many destinations on each host
+(cut). Measured are processor seconds, in which other work on the machine hardly shows: of a trainer
 for each stage of a step, the median of an epoch's steps, and of the host's other processes (DGL's
 servers) the mean. The first epoch warms up.
 
@@ -43,7 +44,9 @@ from common import CLI, SYSTEMS_DIR, elsewhere, machine, markdown, output_of, pr
 from compare import Setting, parts
 from scipy.optimize import nnls
 
+from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.counted import count_fields
+from dgl_heta.partition.directory import open_partition, write_partition
 from dgl_heta.partition.graph_input import GraphInput
 from dgl_heta.planning.cluster_estimate import (
     CLUSTER,
@@ -57,14 +60,15 @@ from dgl_heta.planning.cluster_estimate import (
     raf_loads,
 )
 from dgl_heta.planning.compute import UNITS
-from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.partition_shares import Piece
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import ReceptiveField
 from dgl_heta.planning.workload import MODELS, Workload
-from dgl_heta.store import Store
 
-PARTS = {"heta-exact": "meta", "metis": "metis", "relation-random": "relation-random"}
-"""Measured system → the method of its parts."""
+PARTS = {"heta-exact": "meta", "metis": "metis", "relation-random": "relation-random",
+         "cut": "relation-random"}
+"""Measured system → the method of its parts, or of those that are cut."""
 CASES = [f"{model}/{rest}" for rest in (
     "64/5,5/32", "64/10,5/256", "64/25,20/512", "128/15,10/512") for model in MODELS]
 GRAPHS = ("synthetic-mag:scale=0.2", "synthetic-freebase:scale=0.05", "synthetic-donor:scale=0.05",
@@ -83,6 +87,7 @@ RATE_GBIT = 10.0
 def measure(args: argparse.Namespace, graph: str, system: str, hosts: int) -> list[dict[str, Any]]:
     """A record for each case and host; sizes and seconds are of a step."""
     config, made = parts(args, Setting(graph, None, 0.0, "rgcn", hosts), PARTS[system])
+    config = cut(config) if system == "cut" else config
     sets = [] if system == "metis" else ["--set=train.learnable=exact", "--set=run.prove=off"]
     others = elsewhere()
     text = output_of([
@@ -109,6 +114,22 @@ def measure(args: argparse.Namespace, graph: str, system: str, hosts: int) -> li
                  f"{hosts * len(args.cases)}")
     busy_elsewhere = others()["all"]
     return [{**one, "others": busy_elsewhere} for one in found]
+
+
+def cut(config: Path) -> Path:
+    """The part_config of a partition of the same graph in which all relations are cut."""
+    out, (store, plan) = config.parent.with_name(f"{config.parent.name}-cut"), open_partition(
+        config.parent)
+
+    def halves(schema: Schema, relations: Sequence[Relation], hosts: int) -> list[list[Piece]]:
+        return [[(r, n * host // hosts, n * (host + 1) // hosts)
+                 for r in relations for n in [schema.node_counts[r.dst]]] for host in range(hosts)]
+
+    if not out.exists():
+        write_partition(store, plan_without_replication(
+            plan.schema, plan.targets, plan.hops, plan.num_parts, halves, "cut"), out,
+            graph_name=config.stem)
+    return out / config.name
 
 
 @dataclass(frozen=True)
@@ -171,14 +192,14 @@ def ours(folder: Path) -> Path:
 def counted(folder: Path, hosts: int, fanouts: tuple[int, ...], seeds: float
             ) -> list[ReceptiveField]:
     """What each host samples in a step, and last what one process would."""
-    return count_fields(Store(ours(folder) / "store"), graph_of(folder, hosts)[0],
+    return count_fields(open_partition(ours(folder))[0], graph_of(folder, hosts)[0],
                         Workload(fanouts=fanouts), seeds)
 
 
 @cache
 def graph_of(folder: Path, hosts: int) -> tuple[Plan, int, float | None]:
     """The plan, bytes of a feature's numbers, and METIS's cut if these are its parts."""
-    plan, store = Plan.load(ours(folder) / "plan.json"), Store(ours(folder) / "store")
+    store, plan = open_partition(ours(folder))
     itemsize = GraphInput(store.schema, "", store).feature_itemsize
     if ours(folder) == folder:
         return plan, itemsize, None
@@ -313,6 +334,7 @@ def main() -> None:
     fitted = fit(measured)
     fitted = fitted.model_copy(update={
         "errors": {name: figures(scored) for name, scored in held_out.items()},
+        "cut": any(one.key[1] == "cut" for one in measured),
         "measured_on": f"emulated hosts of one core, {kept['machine']['cpu']}",
         "most": {"cluster": {name: largest[name] for name in CLUSTER}, **fitted.most}})
     print("## Cost model: errors of graphs that were held out", *(

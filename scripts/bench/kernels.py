@@ -4,10 +4,11 @@
     python scripts/bench/kernels.py --features 128 [--sources 200000]
     python scripts/bench/kernels.py --gather [--rows 56000]
 
-Attention first. With `--features`, keys and values are products of projected feature rows of that
-width: computed for all source rows, or taken of queries and of sums (dgl_heta/nn/attended.py). With
-`--gather`, rows of a table and its sparse optimizer. Prints the median milliseconds of each over
-the rounds, and the ratio to ours. Results of attention must agree first, gradients included.
+Attention first, beside the kernel `torch`. With `--features`, keys and values are products of
+projected feature rows of that width: computed for all source rows, or taken of queries and of sums
+(dgl_heta/nn/attended.py). With `--gather`, rows of a table and its sparse optimizer. Prints the
+median milliseconds of each over the rounds, and the ratio to ours. Results of attention must agree
+first, gradients included.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from dgl_heta.features.deferred import lazy_rows
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.nn import FusedKernel
+from dgl_heta.nn import FusedKernel, TorchKernel
 from dgl_heta.nn.attended import Reads, edge_dots, weighted_sums
+from dgl_heta.nn.kernels import BaseKernel
 from dgl_heta.nn.segments import segment_softmax
 from dgl_heta.planning.compute import attended_first
 from dgl_heta.sampling.blocks import InEdges
@@ -56,17 +58,17 @@ def main() -> None:
     indptr = torch.arange(0, edges + 1, chosen.degree)
     indices = torch.from_numpy(
         np.random.default_rng(0).integers(sources, size=edges, dtype=np.int32))
+    block = InEdges(indptr, indices)
     if chosen.features:
-        of_features(chosen, InEdges(indptr, indices), sources)
+        of_features(chosen, block, sources)
         return
-    ours, theirs = Compiled(indptr, indices), Operators(indptr, indices)
+    ours, theirs = (attention(kernel, block) for kernel in (FusedKernel(), TorchKernel()))
     queries, states = torch.randn(rows, heads, width), torch.randn(sources, width)
     queries /= math.sqrt(width)
-    scores, weights = torch.randn(edges, heads), torch.rand(edges, heads)
-    report("u_dot_v", chosen.rounds, ours.scores, theirs.scores, (queries, states))
-    report("edge_softmax", chosen.rounds, ours.softmax, theirs.softmax, (scores,))
-    report("u_mul_e_sum", chosen.rounds, ours.attend, theirs.attend, (weights, states))
-    report("all three", chosen.rounds, ours.attention, theirs.attention, (queries, states))
+    per_edge = torch.rand(edges, heads)
+    for name, inputs in zip(ours, ((queries, states), (per_edge,), (per_edge, states),
+                                   (queries, states))):
+        report(name, chosen.rounds, ours[name], theirs[name], inputs)
 
 
 def of_rows(chosen: argparse.Namespace) -> None:
@@ -123,49 +125,19 @@ def of_features(chosen: argparse.Namespace, edges: InEdges, sources: int) -> Non
     print("chosen:", "of destinations" if choice else "of source rows")
 
 
-class Compiled:
-    """The kernel `fused` over one block."""
+def attention(kernel: BaseKernel, edges: InEdges) -> dict[str, Callable[..., Tensor]]:
+    """A kernel's operators over one block, and all three."""
+    def scores(queries: Tensor, states: Tensor) -> Tensor:
+        return kernel.u_dot_v([edges], [states], [queries])[0]
 
-    def __init__(self, indptr: Tensor, indices: Tensor) -> None:
-        self._kernel, self._edges = FusedKernel(), [InEdges(indptr, indices)]
+    def softmax(values: Tensor) -> Tensor:
+        return kernel.edge_softmax([edges], [values])[0]
 
-    def scores(self, queries: Tensor, states: Tensor) -> Tensor:
-        return self._kernel.u_dot_v(self._edges, [states], [queries])[0]
+    def attend(weights: Tensor, states: Tensor) -> Tensor:
+        return kernel.u_mul_e_sum([edges], [states], [weights])[0]
 
-    def softmax(self, scores: Tensor) -> Tensor:
-        return self._kernel.edge_softmax(self._edges, [scores])[0]
-
-    def attend(self, weights: Tensor, states: Tensor) -> Tensor:
-        return self._kernel.u_mul_e_sum(self._edges, [states], [weights])[0]
-
-    def attention(self, queries: Tensor, states: Tensor) -> Tensor:
-        return self.attend(self.softmax(self.scores(queries, states)), states)
-
-
-class Operators(Compiled):
-    """The same by gathers and scatters, from row numbers that are made beforehand."""
-
-    def __init__(self, indptr: Tensor, indices: Tensor) -> None:
-        self._count = len(indptr) - 1
-        self._rows = torch.repeat_interleave(torch.arange(self._count), indptr.diff())
-        self._sources = indices.long()
-
-    def scores(self, queries: Tensor, states: Tensor) -> Tensor:
-        gathered = states.index_select(0, self._sources).unsqueeze(1)
-        return (queries.index_select(0, self._rows) * gathered).sum(2)
-
-    def softmax(self, scores: Tensor) -> Tensor:
-        index = self._rows.unsqueeze(1).expand_as(scores)
-        top = scores.new_full((self._count, scores.shape[1]), -math.inf)
-        top = top.scatter_reduce(0, index, scores.detach(), "amax")
-        weights = torch.exp(scores - top.index_select(0, self._rows))
-        total = torch.zeros_like(top).index_add(0, self._rows, weights)
-        return weights / total.index_select(0, self._rows)
-
-    def attend(self, weights: Tensor, states: Tensor) -> Tensor:
-        messages = weights.unsqueeze(2) * states.index_select(0, self._sources).unsqueeze(1)
-        return messages.new_zeros((self._count, *messages.shape[1:])).index_add(
-            0, self._rows, messages)
+    return {"u_dot_v": scores, "edge_softmax": softmax, "u_mul_e_sum": attend,
+            "all three": lambda q, x: attend(softmax(scores(q, x)), x)}
 
 
 def report(title: str, rounds: int, ours: Callable[..., Tensor], theirs: Callable[..., Tensor],

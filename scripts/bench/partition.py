@@ -1,14 +1,13 @@
 """Partition a synthetic ogbn-mag from files on disk: dgl-heta against DGL's METIS.
 
-The graph (at scale 1: 1.9 M nodes, 42 M edges, 128 features on papers) is written as edge
-files once. Everything else runs in processes of its own, one after the other, dgl-heta before
-and after METIS. All of them find the files in the page cache.
+The graph (at scale 1: 1.9 M nodes, 42 M edges, 128 features on papers) is written as edge files
+once. All else runs in processes of its own, one after the other, dgl-heta before and after METIS.
+All of them find the files in the page cache.
 
   files → store + plan  `dgl-heta partition FILES`: interpreter start, reading, checking,
                         checksums, writing store and plan. Its second time leaves the start of
                         the interpreter and the imports out.
-  second plan           over the same store: the call alone (opening the store, planning,
-                        writing), and the whole process of `dgl-heta partition STORE`.
+  second plan           over the same store: opening it, planning, writing.
   opening               for training, per worker, after the imports: open_partition, mapping
                         every array of the partition's types and relations, and a
                         NeighborSampler; the slowest partition counts. Loading compiled code,
@@ -18,8 +17,9 @@ and after METIS. All of them find the files in the page cache.
                         1 hop of halo, balanced by train_mask. Writing the parts is in it,
                         reading the graph is not; that is a row of its own.
 
-Peak memory is VmHWM, read by the process at its end, mapped files included; for
-partition_graph that of the call (the counter is reset before), which includes the graph.
+Peak memory is VmHWM, read by the process at its end, mapped files included; for partition_graph
+that of the call (the counter is reset before), which includes the graph. `--child ids OPTIONS`
+makes a table of edges between text ids, or reads it. Other methods and shapes: paper.py heta-table3
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import json
 import shutil
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from common import (
     Column,
     finish,
     machine,
+    memory_mb,
     parser,
     progress,
     run_child,
@@ -49,117 +51,163 @@ from common import (
 COLUMNS = (Column("seconds", "seconds", digits=3), Column("peak GB", "peak", 1e-3),
            Column("anonymous GB", "anon", 1e-3), Column("disk GB", "disk", 1e-9),
            Column("METIS time ÷ this", "faster", digits=1), Column("peak ÷ METIS", "least"))
+REPEATS = 5
 
 
-def own_process(name: str, what: str, **options: Any) -> Child:
-    """Run a function of partition_child.py in a process of its own."""
-    script = Path(__file__).with_name("partition_child.py")
-    return run_child([sys.executable, str(script), name, json.dumps(options)], what)
+def dgl_partition(files: str, out: str, parts: int) -> dict[str, Any]:
+    """Load the edge files into a DGLGraph and partition it with METIS."""
+    import dgl
+    import dgl.distributed
+    import numpy as np
+    import torch
+
+    root = Path(files)
+    meta = json.loads((root / "metadata.json").read_text(encoding="utf-8"))
+
+    def load() -> Any:
+        edges = {(e["src"], e["etype"], e["dst"]): tuple(
+            torch.from_numpy(end).to(torch.int64) for end in np.load(root / e["files"][0]))
+            for e in meta["edges"]}
+        graph = dgl.heterograph(edges, {t: n["count"] for t, n in meta["nodes"].items()})
+        for ntype, node in meta["nodes"].items():
+            for name, file in node.get("arrays", {}).items():
+                graph.nodes[ntype].data[name] = torch.from_numpy(np.load(root / file))
+        return graph
+
+    seconds, graph = timed(load)
+    found = {"load": seconds, "load_peak": memory_mb()["VmHWM"]}
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
+    target = meta["task"]["target"]
+    call, _ = timed(lambda: dgl.distributed.partition_graph(
+        graph, meta["name"], parts, out, num_hops=1, part_method="metis",
+        balance_ntypes={target: graph.nodes[target].data["train_mask"]}))
+    return {**found, "call": call, "peak_rss_mb": memory_mb()["VmHWM"]}
 
 
-def size(directory: Path) -> int:
-    return sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
+def open_for_training(directory: str, plans: str) -> dict[str, Any]:
+    """Open a partition for training on each of its workers, and make another plan of its store."""
+    import numpy as np
+
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.directory import open_partition
+    from dgl_heta.partition.request import PartitionRequest
+    from dgl_heta.sampling.sampler import NeighborSampler
+    from dgl_heta.sampling.sampling_scope import SamplingScope
+    from dgl_heta.store import Store
+
+    def ready(part: int) -> tuple[NeighborSampler, list[Any]]:
+        store, plan = open_partition(Path(directory))
+        partition = plan.partitions[part]
+        mapped: list[Any] = [store.array(t, name) for t in partition.node_types
+                             for name in store.manifest.arrays[t]]
+        mapped += [store.relation(r) for r in partition.relations]
+        return NeighborSampler(store, SamplingScope.of(alone, part), (25, 20)), mapped
+
+    store, plan = open_partition(Path(directory))
+    alone = plan.without_owners()  # a sample of one worker asks no other for rows
+    opened = [max(timed(lambda p=part: ready(p))[0] for part in range(plan.num_parts))
+              for _ in range(REPEATS)]
+    peak, (target,), (sampler, _) = memory_mb()["VmHWM"], plan.targets, ready(0)
+    train = np.flatnonzero(store.array(target, "train_mask"))[:1024]
+    first, *later = (timed(lambda: sampler.sample({target: train}))[0] for _ in range(REPEATS))
+    backend, wish = plugins().get("partition backend", "meta"), PartitionRequest(
+        plan.num_parts + 1, (target,), 2)
+    return {"open": opened, "first_sample": first, "sample": statistics.median(later),
+            "verify": timed(store.verify)[0], "peak_rss_mb": peak, "plan": [
+                timed(lambda i=i: backend.partition(Store(store.directory), wish,
+                                                    Path(plans) / str(i)))[0]
+                for i in range(REPEATS)]}
 
 
-def measure(args: argparse.Namespace, temp: Path) -> dict[str, Any]:
-    """Run everything; raw figures by name, lists in the order of the runs."""
+def read_ids(directory: str, edges: int, nodes: int, ending: str) -> dict[str, Any]:
+    """Make a table of edges between text ids, where there is none yet, or read it."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from dgl_heta.graph.readers import read_edge_files
+
+    place, rng = Path(directory), np.random.default_rng(0)
+    if not place.exists():
+        place.mkdir(parents=True)
+        schema = pa.schema([("src", pa.string()), ("dst", pa.string())])
+        writer = pa.csv.CSVWriter if ending == "csv" else pa.parquet.ParquetWriter
+        with writer(str(place / f"e.{ending}"), schema) as file:
+            for low in range(0, edges, 1 << 20):
+                ends = rng.integers(0, nodes // 2, (2, min(1 << 20, edges - low))) * 2654435761
+                file.write_table(pa.table([
+                    pa.array(np.char.add(prefix, np.char.mod("%010d", end % 2**32)))
+                    for prefix, end in zip(("https://ex.org/u/", "item-"), ends)], schema))
+        (place / "metadata.json").write_text(json.dumps({
+            "name": "ids", "nodes": {"user": {}, "item": {}}, "edges": [
+                {"src": "user", "etype": "likes", "dst": "item", "files": [f"e.{ending}"]}]}))
+        return {"made": str(place)}
+    before = memory_mb()["VmHWM"]
+    seconds, source = timed(lambda: read_edge_files(place))
+    return {"seconds": seconds, "nodes": source.node_counts,
+            "grown_mb": memory_mb()["VmHWM"] - before}
+
+
+CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {
+    "dgl": dgl_partition, "open": open_for_training, "ids": read_ids}
+
+
+def measure(args: argparse.Namespace, temp: Path) -> list[dict[str, Any]]:
+    """Run everything; a row for each figure of a run."""
     from dgl_heta.graph.datasets.synthetic import write_files
-    from dgl_heta.graph.readers import open_source
 
     files, out = args.files or temp / "files", temp / "out"
-    written = 0.0
     if not files.exists():
         progress(f"writing synthetic ogbn-mag at scale {args.scale:g} to {files} …")
-        written, _ = timed(lambda: write_files("mag", args.scale, 0, files))
-    schema = open_source(str(files)).schema()
-    runs: dict[str, list[Any]] = {name: [] for name in (
-        "whole", "command", "peak_mb", "anon_mb", "bytes", "plan", "plan_process", "plan_mb",
-        "plan_bytes", "open", "open_mb", "first_sample", "sample", "verify", *args.methods)}
+        write_files("mag", args.scale, 0, files)
+    rows: list[dict[str, Any]] = []
 
-    def partition(graph: Path, to: Path, parts: int, what: str) -> Child:
-        return run_child([*CLI, "partition", str(graph), "--target", "paper", "--parts",
-                          str(parts), "--out", str(to), "--json"], f"dgl-heta: {what}")
+    def row(what: str, includes: str, seconds: Any, **more: Any) -> None:
+        rows.append({"what": what, "includes": includes, "seconds": seconds, **more})
+
+    def child(name: str, what: str, **options: Any) -> Child:
+        return run_child([sys.executable, __file__, "--child", name, json.dumps(options)], what)
 
     def ours() -> None:
-        child = partition(files, out, args.parts, "files → store + plan")
-        for name, value in (("whole", child.seconds), ("command", child.result["seconds"]),
-                            ("peak_mb", child.peak_mb), ("anon_mb", child.anon_mb),
-                            ("bytes", size(out))):
-            runs[name].append(value)
-        child = partition(out / "store", temp / "second", args.parts + 1,
-                          "second plan, whole process")
-        runs["plan_process"].append(child.seconds)
-        runs["plan_mb"].append(child.peak_mb)
-        runs["plan_bytes"].append(size(temp / "second"))
-        runs["plan"] += own_process("plan", "dgl-heta: second plan, call", store=str(
-            out / "store"), out=str(temp / "plans"), parts=args.parts + 1).result["seconds"]
-        child = own_process("open", "dgl-heta: opening", directory=str(out))
-        runs["open"] += child.result["seconds"]
-        runs["open_mb"].append(child.peak_mb)
-        runs["first_sample"].append(child.result["first_sample_seconds"])
-        runs["sample"].append(child.result["sample_seconds"])
-        runs["verify"].append(child.result["verify_seconds"])
-        for path in (out, temp / "second", temp / "plans"):
-            shutil.rmtree(path)
+        made = run_child([*CLI, "partition", str(files), "--target", "paper", "--parts",
+                          str(args.parts), "--out", str(out), "--json"], "files → store + plan")
+        row("dgl-heta: files → store + plan", "whole process", made.seconds, peak=made.peak_mb,
+            anon=made.anon_mb, disk=size(out), compared=True)
+        row("the same", "without interpreter start and imports", made.result["seconds"],
+            compared=True)
+        opened = child("open", "opening", directory=str(out), plans=str(temp / "plans"))
+        of = opened.result
+        row("dgl-heta: second plan", "the call", of["plan"])
+        row("dgl-heta: opening", "store, plan, mapping, sampler", of["open"], peak=opened.peak_mb)
+        row("first sample after it", "1,024 seeds; loads compiled code", of["first_sample"])
+        row("any later sample", "1,024 seeds", of["sample"])
+        row("checksums of the store", "`run.verify`, once per run", of["verify"])
+        shutil.rmtree(out)
+        shutil.rmtree(temp / "plans")
 
     slots = args.repeats + 1  # before the first, between, after the last run of DGL
     for slot in range(slots):
         for _ in range(args.ours * (slot + 1) // slots - args.ours * slot // slots):
             ours()
-        if slot == args.repeats:
-            break
-        for method in args.methods:
-            child = own_process("dgl", f"DGL: {method}", files=str(files), out=str(out),
-                                method=method, parts=args.parts)
-            runs[method].append({**child.result, "process_seconds": child.seconds,
-                                 "anon_mb": child.anon_mb, "bytes": size(out)})
+        if slot < args.repeats:
+            metis = child("dgl", "DGL: metis", files=str(files), out=str(out), parts=args.parts)
+            of = metis.result
+            row("DGL: metis", "`partition_graph` alone, graph in memory", of["call"],
+                peak=metis.peak_mb, anon=metis.anon_mb, disk=size(out), compared=True)
+            row("reading for it", "files → DGLGraph", of["load"], peak=of["load_peak"])
+            row("both", "whole process", metis.seconds)
             shutil.rmtree(out)
-    return {"runs": runs, "files_bytes": size(files), "files_seconds": written,
-            "nodes": sum(schema.node_counts.values()), "edges": sum(schema.edge_counts.values())}
+    of_metis = [one for one in rows if one["what"] == "DGL: metis"]
+    for one in (one for one in rows if one.pop("compared", False)):
+        one["faster"] = statistics.median(m["seconds"] for m in of_metis) / one["seconds"]
+        if "peak" in one:
+            one["least"] = one["peak"] / min(m["peak"] for m in of_metis)
+    return rows
 
 
-def report(args: argparse.Namespace, data: dict[str, Any]) -> list[str]:
-    """The table; adds the verdicts to `data`."""
-    runs = data["runs"]
-    metis = {key: [run[key] for run in runs["metis"]] for key in runs["metis"][0]}
-
-    def row(what: str, includes: str, seconds: list[float], peak: list[float] | None = None,
-            anon: list[float] | None = None, disk: list[int] | None = None,
-            compare: bool = False) -> dict[str, Any]:
-        found = {"what": what, "includes": includes, "seconds": seconds, "peak": peak, "anon": anon,
-                 "disk": disk and disk[-1]}
-        if compare:
-            found["faster"] = statistics.median(metis["call_seconds"]) / statistics.median(seconds)
-            found["least"] = max(peak) / min(metis["peak_rss_mb"]) if peak else None
-        return found
-
-    rows = [
-        row("dgl-heta: files → store + plan", "whole process", runs["whole"], runs["peak_mb"],
-            runs["anon_mb"], runs["bytes"], True),
-        row("the same", "without interpreter start and imports", runs["command"], compare=True),
-        row("dgl-heta: second plan", "the call", runs["plan"]),
-        row("the same", "whole process", runs["plan_process"], runs["plan_mb"],
-            disk=runs["plan_bytes"]),
-        row("dgl-heta: opening", "store, plan, mapping, sampler", runs["open"], runs["open_mb"]),
-        row("first sample after it", "1,024 seeds; loads compiled code", runs["first_sample"]),
-        row("any later sample", "1,024 seeds", runs["sample"]),
-        row("checksums of the store", "`run.verify`, once per run", runs["verify"])]
-    for method in args.methods:
-        one = {key: [run[key] for run in runs[method]] for key in runs[method][0]}
-        rows += [
-            row(f"DGL: {method}", "`partition_graph` alone, graph in memory",
-                one["call_seconds"], one["peak_rss_mb"], one["anon_mb"], one["bytes"], True),
-            row("reading for it", "files → DGLGraph", one["load_seconds"], one["load_peak_mb"]),
-            row("both", "whole process", one["process_seconds"])]
-    faster = [m / o for m in metis["call_seconds"] for o in runs["whole"]]
-    data["verdicts"] = {
-        "times_faster_than_metis": statistics.median(faster), "times_faster_worst": min(faster),
-        "memory_of_metis": max(runs["peak_mb"]) / min(metis["peak_rss_mb"]),
-        "second_plan_s": statistics.median(runs["plan"]),
-        "open_s": statistics.median(runs["open"])}
-    head = (f"{data['nodes']:,} nodes, {data['edges']:,} edges, {data['files_bytes'] / 1e9:.2f} GB "
-            f"of files, {args.parts} parts. Median (least–largest).")
-    return [head, table(rows, ("includes", "what"), COLUMNS)]
+def size(directory: Path) -> int:
+    return sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())
 
 
 def main() -> None:
@@ -167,21 +215,20 @@ def main() -> None:
     options.add_argument("--scale", type=float, help="of ogbn-mag (default: 1, quick: 0.005)")
     options.add_argument("--parts", type=int, default=2, help="parts; the second plan has one more")
     options.add_argument("--repeats", type=int, default=1, help="runs of DGL (default: 1)")
-    options.add_argument("--ours", type=int, help="runs of dgl-heta (default: 3, quick: 2)")
-    options.add_argument("--random", action="store_true", help="also DGL's random partitioning")
+    options.add_argument("--ours", type=int, default=3, help="runs of dgl-heta (default: 3)")
     options.add_argument("--files", type=Path, metavar="DIR",
                          help="edge files of synthetic mag: used if there, else written and kept")
+    options.add_argument("--child", nargs=2, help="NAME and OPTIONS (JSON) of one of its processes")
     args = options.parse_args()
+    if args.child:
+        print(json.dumps(CHILDREN[args.child[0]](**json.loads(args.child[1]))), flush=True)
+        return
     args.scale = args.scale or (0.005 if args.quick else 1.0)
-    args.ours = args.ours or (2 if args.quick else 3)
-    if args.repeats < 1 or args.ours < 1 or args.parts < 1:
-        options.error("--repeats, --ours and --parts are 1 or more")
-    args.methods = ["metis", "random"] if args.random else ["metis"]
     before = machine()
     with work_dir(args) as temp:
-        data = measure(args, temp)
-    tables = report(args, data)
-    finish(args, f"Partitioning synthetic ogbn-mag, scale {args.scale:g}", tables, data, before)
+        rows = measure(args, temp)
+    finish(args, f"Partitioning synthetic ogbn-mag, scale {args.scale:g}, {args.parts} parts",
+           [table(rows, ("includes", "what"), COLUMNS)], {"rows": rows}, before)
 
 
 if __name__ == "__main__":

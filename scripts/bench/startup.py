@@ -16,16 +16,21 @@ difference of the fit is beside it, and what it says of 64. Left out: several ma
 from __future__ import annotations
 
 import os
+import resource
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import CLI, finish, machine, markdown, parser, progress, run_child, work_dir
+import psutil
+from common import CLI, finish, machine, markdown, memory_mb, parser, progress, run_child, work_dir
 from scipy.optimize import nnls
 
-MOST = 64
+from dgl_heta.launch import worker
+
+MOST, STEPS = 64, 5
 FIGURES: dict[str, tuple[str, int, Callable[[dict[str, Any]], float]]] = {
     "imports": ("CPU s of imports", 2, lambda w: w["cpu"]["imports"]),
     "rendezvous": ("CPU s of rendezvous", 3, lambda w: w["cpu"]["rendezvous"]),
@@ -84,7 +89,7 @@ def start(store: Path, workers: int, directory: Path) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     run_workers({"settings": job.settings.model_dump(), "store": str(store),
                  "plan": job.plan.to_json(), "run_dir": str(run_dir)},
-                workers, run_dir, told.append, "startup_worker")
+                workers, run_dir, told.append, "startup")
     assert len(told) == workers
     return told
 
@@ -116,5 +121,49 @@ def tables(means: dict[int, dict[str, float]], fitted: dict[str, Fit]) -> str:
                     rows)
 
 
+def work(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
+    """Start as a worker of `dgl-heta train` does, and report the cost of each part."""
+    from dgl_heta.comm.collectives import init_workers
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.planning.plan import Plan
+    from dgl_heta.settings import Settings
+    from dgl_heta.store import Store
+    from dgl_heta.training import loop  # noqa: F401  a worker imports it
+    from dgl_heta.training.setup import build_engine
+
+    settings, store = Settings(**job["settings"]), Store(job["store"])
+    registry, plan = plugins().configured(settings), Plan.from_json(job["plan"], store.schema, "")
+    cpu = {"imports": used()}
+    started, before = time.perf_counter(), used()
+    init_workers("gloo", settings.run.timeout_s)
+    cpu["rendezvous"], waited = used() - before, time.perf_counter() - started
+    engine = build_engine(store, plan, settings, registry, Path(job["run_dir"]))
+    engine.start_epoch(1)
+    steps = engine.steps("train", 1)[:STEPS]
+    assert len(steps) == STEPS
+    for index, _ in enumerate(engine.train(steps, 1 << 20)):
+        if not index:
+            cpu["first step"] = used()
+    process = psutil.Process()
+    kept = memory_mb()
+    report({"event": "started", "cpu": cpu, "rendezvous_s": waited,
+            "peak_mb": kept["VmHWM"], "own_mb": kept["RssAnon"],
+            "connections": len([c for c in process.net_connections("tcp")
+                                if c.status == psutil.CONN_ESTABLISHED]),
+            "files": process.num_fds(), "threads": process.num_threads()})
+    engine.world.barrier()  # nobody leaves while others count their connections
+    if os.environ["RANK"] == "0":
+        report({"event": "summary"})
+
+
+def used() -> float:
+    """CPU seconds of this process, user and system."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
+
+
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        worker.main(work)
+    else:
+        main()

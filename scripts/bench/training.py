@@ -109,7 +109,8 @@ def measure(args: argparse.Namespace, temp: Path) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     for graph in args.graphs:
         store = temp / "graph" / "store"
-        run_child([*CLI, "partition", graph, "--out", str(store.parent), "--parts", "1", "--json"],
+        run_child([*CLI, "partition", graph, "--out", str(store.parent), "--parts", "1", "--json",
+                   *(["--feature-dtype", args.feature_dtype] if args.feature_dtype else [])],
                   f"writing {graph}")
         cases = [(graph, model, workers, way) for model, workers, way in product(
             args.models, args.workers, args.ways)
@@ -163,6 +164,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, help="over all workers (default: 1024, quick: 4096)")
     options.add_argument("--fanouts", help="per layer (default: 25,20, quick: 4,4)")
     options.add_argument("--hidden", type=int, help="hidden width (default: 64, quick: 16)")
+    options.add_argument("--feature-dtype", help="float16 or int8, as `partition` takes it")
     options.add_argument("--predict", action="store_true", help="also memory as planned")
     options.add_argument("--set", action="append", default=[], help="any other setting")
     options.add_argument("--timeout", type=float, default=3600, help="seconds per run")

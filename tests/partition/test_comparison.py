@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.partition import method_comparison
+from dgl_heta.partition.backends import dgl_methods
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.counted import count_fields, count_rows
-from dgl_heta.partition.method_comparison import compare, counting_of
+from dgl_heta.partition.counting import counting_of
+from dgl_heta.partition.method_comparison import compare
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
 from dgl_heta.planning.cluster_estimate import Cluster, estimate, raf_loads
@@ -104,7 +105,7 @@ def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -
 
 
 def test_a_method_without_figures_has_none_in_json(store: Path, monkeypatch) -> None:
-    monkeypatch.setattr(method_comparison, "_METIS_EDGES", 10)
+    monkeypatch.setattr(dgl_methods, "_METIS_EDGES", 10)
     work, request = Workload(batch_size=12, fanouts=(3, 3)), PartitionRequest(2, ("paper",), 2)
     rows = {row["name"]: row for row in
             compare(Store(store), request, work, 1).to_json()["methods"]}

@@ -268,6 +268,7 @@ def test_as_many_parts_as_machines_may_be_said(plan, tmp_path):
     (["--compare"], "--compare has no effect"),
     (["--svg", "x.svg"], "--svg has no effect"),
     (["--model", "gin"], "it must be one of rgcn, rgat, hgt"),
+    (["--feature-itemsize", 3], "--feature-itemsize is 3; it must be 1, 2, 4 or 8"),
     (["--train-nodes", 0], "--train-nodes is 0"),
     (["--train-nodes", 10**9], "more than there are target nodes"),
 ])

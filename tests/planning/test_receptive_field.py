@@ -27,9 +27,11 @@ from dgl_heta.store import Store, write_store
 from tests.support.graphs import schemas
 
 
-@pytest.mark.parametrize("shape", ["mag", "freebase"])
-def test_expected_rows_and_edges_are_near_those_sampled(shape: str, tmp_path: Path) -> None:
-    write_store(generate(shape, 0.02), tmp_path / "store")
+@pytest.mark.parametrize(("shape", "scale"), [
+    ("mag", 0.02), ("freebase", 0.02), ("donor", 0.01), ("igb-het", 0.001), ("mag240m", 0.0005)])
+def test_expected_rows_and_edges_are_near_those_sampled(
+        shape: str, scale: float, tmp_path: Path) -> None:
+    write_store(generate(shape, scale), tmp_path / "store")
     store, target = Store(tmp_path / "store"), SHAPES[shape].target
     plan = make_plan(store.schema, target, 2, 1)
     batch = NeighborSampler(store, SamplingScope.of(plan, 0), (10, 5), 0).sample(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dgl_heta.comm.packed_ids import pack
 from dgl_heta.graph.schema import Schema
 from dgl_heta.partition.backends.meta import Meta
-from dgl_heta.partition.method_comparison import compare, counting_of
+from dgl_heta.partition.counting import counting_of
+from dgl_heta.partition.method_comparison import compare
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
 from dgl_heta.planning.cluster_estimate import Cluster, estimate, raf_loads

@@ -166,7 +166,9 @@ def test_an_edited_manifest_is_refused(store, edit):
 
 
 @pytest.mark.parametrize(("edit", "word"), [
-    (lambda d: d.update(version=5), "format version 5; this dgl-heta reads versions 1 to 4"),
+    (lambda d: d.update(version=6), "format version 6; this dgl-heta reads versions 1 to 5"),
+    (lambda d: d["node_types"]["paper"]["arrays"]["feat"].update(scale=[1.0]), "has 1 scales"),
+    (lambda d: d["node_types"]["paper"]["arrays"]["feat"].update(scale=[0.0]), "damaged: .*scale"),
     (lambda d: d.update(format="zip"), "not the manifest of a relation store"),
     (lambda d: d["relations"][0]["indices"].update(file="../outside.npy"), "outside the store"),
     (lambda d: d["relations"][0]["indices"].update(file="/etc/passwd"), "outside the store"),

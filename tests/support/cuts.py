@@ -73,19 +73,29 @@ def cut_by_array(plan: Plan, store: Store, how: str, directory: Path) -> Plan:
     return read
 
 
-def deal_pieces(cut: bool | str) -> Deal:
-    """Relations in turn to the partitions; with `cut`, every second one is cut in uneven parts."""
+def deal_pieces(cut: bool | str, drawn: int | None = None) -> Deal:
+    """Relations in turn to the partitions; with `cut`, every second one is cut in uneven parts.
+
+    With `drawn`, the seed of a generator, it draws who has each relation, and the bounds of those
+    that are cut, about half.
+    """
 
     def deal(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:
         dealt: list[list[Piece]] = [[] for _ in range(parts)]
+        rng = np.random.default_rng(drawn)
         for i, relation in enumerate(relations):
             count = schema.node_counts[relation.dst]
-            if cut and i % 2:
-                bounds = [count * (p + 1) * p // (parts * (parts + 1)) for p in range(parts + 1)]
-                for part, low, high in zip(range(parts), bounds, bounds[1:]):
+            bounds = [count * (p + 1) * p // (parts * (parts + 1)) for p in range(parts + 1)]
+            order, divided = [*range(parts)], cut and i % 2
+            if drawn is not None:
+                order, divided = rng.permutation(parts).tolist(), cut and rng.random() < 0.5
+                bounds[1:-1] = np.sort(rng.choice(
+                    np.arange(1, count), parts - 1, replace=False)).tolist()
+            if divided:
+                for part, low, high in zip(order, bounds, bounds[1:]):
                     dealt[part].append((relation, low, high))
             else:
-                dealt[i % parts].append((relation, 0, count))
+                dealt[order[i % parts]].append((relation, 0, count))
         return dealt
 
     return deal

@@ -44,7 +44,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
     parts //= settings.train.trainers
     if case.get("cut") is not None:
         plan = plan_without_replication(store.schema, targets, settings.model.layers, parts,
-                                        deal_pieces(case["cut"]), "test")
+                                        deal_pieces(case["cut"], case.get("drawn")), "test")
         if isinstance(case["cut"], str):
             plan = cut_by_array(plan, store, case["cut"],
                                 scratch.parent / f"plan-{os.environ['RANK']}")

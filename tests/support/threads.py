@@ -30,7 +30,7 @@ class ThreadComm(Comm):
         self._table, self._barrier = table, barrier
         self.calls: list[tuple[str, tuple[int, ...]]] = []
 
-    def _meet(self, given: Any) -> list[Any]:
+    def meet(self, given: Any) -> list[Any]:
         """What every thread gives, by rank."""
         self._table[self.rank] = given
         self._barrier.wait(10)
@@ -41,14 +41,14 @@ class ThreadComm(Comm):
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         self.calls.append(("all_reduce", tuple(tensor.shape)))
         self.traffic.bytes[cause] += 2 * tensor.nbytes * (self.size - 1) // self.size
-        return _OPS[op](torch.stack(self._meet(tensor.detach().clone())))
+        return _OPS[op](torch.stack(self.meet(tensor.detach().clone())))
 
     def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
                         cause: str) -> Tensor:
         self.calls.append(("all_to_all", tuple(rows.shape)))
         sent = (sum(send) - send[self.rank]) * rows.element_size()
         self.traffic.bytes[cause] += sent * (rows[:1].numel() if len(rows) else 0)
-        pieces = self._meet(rows.detach().clone().split(list(send)))
+        pieces = self.meet(rows.detach().clone().split(list(send)))
         arrived = [piece[self.rank] for piece in pieces]
         assert [len(piece) for piece in arrived] == list(receive)
         return torch.cat(arrived)

@@ -27,6 +27,8 @@ from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.optional import optional
 from dgl_heta.system.patching import plain
 
+_METIS_EDGES = 30_000_000  # more take METIS minutes and gigabytes
+
 
 class DistDGL(PartitionBackend):
     """The methods of `dgl.distributed.partition_graph`, for comparison."""
@@ -130,6 +132,17 @@ def metis_parts(store: Store, parts: int) -> dict[str, np.ndarray]:
         with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
             part_of = dgl.metis_partition_assignment(graph, parts).numpy()
     return {t: part_of[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}
+
+
+def metis_or_why(store: Store, parts: int) -> tuple[dict[str, np.ndarray] | None, str | None]:
+    """METIS's parts, or why there are none."""
+    edges = sum(store.schema.edge_counts.values())
+    if edges > _METIS_EDGES:
+        return None, f"not run: METIS takes long for {edges:,} edges"
+    try:
+        return metis_parts(store, parts), None
+    except InputError:
+        return None, "DGL is not installed"
 
 
 def to_dgl_graph(source: GraphSource | Store) -> Any:

@@ -180,7 +180,7 @@ def common_width(store: Store, width: int) -> int:
     InputError
         The widths differ.
     """
-    widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
+    widths = {t: store.width(t, "feat") for t in store.schema.node_types
               if store.has_array(t, "feat")}
     if len(set(widths.values())) > 1:
         raise InputError("nars averages features over relations, so all node types need features "
@@ -207,8 +207,9 @@ class _Work:
         if ntype not in self._inputs:
             store, count = self._store, self._store.schema.node_counts[ntype]
             if store.has_array(ntype, "feat"):
-                known = store.array(ntype, "feat")
-                if known.dtype in (np.float32, np.float64) and known.dtype.isnative:
+                known, scale = store.features(ntype)
+                if (scale is None and known.dtype in (np.float32, np.float64)
+                        and known.dtype.isnative):
                     self._inputs[ntype] = known
                     return known
                 width = known.shape[1]
@@ -217,7 +218,7 @@ class _Work:
             array = self._new(count, width)
             for low, high in self._chunks(count, width):
                 if known is not None:
-                    array[low:high] = known[low:high]
+                    array[low:high] = store.feature_rows(ntype, low, high)
                 else:
                     dtype = torch.float64 if self._dtype == np.float64 else torch.float32
                     array[low:high] = initial_rows(self._seed, ntype, low, high, width,
