@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from dgl_heta.errors import InputError, RelationError
 from dgl_heta.models.spec import slot
-from dgl_heta.nn.aggregate import reduce_each
+from dgl_heta.nn.aggregate import attend_each, reduce_each
 from dgl_heta.nn.cross import Exchange
 from dgl_heta.nn.graph_attention import SLOPE
 from dgl_heta.nn.joined import Joined, elementwise
@@ -341,20 +341,12 @@ class Relations(tuple[Edges, ...]):
     @_naming
     def _attention(self, kind: str, weights: Tensor, to_sources: Sequence[Tensor],
                    of_rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        kernel, csc, states = kernel_in_use(), self._in_edges(), self.sources
-        if kind == "before":
-            for i, (edges, x) in enumerate(zip(csc, states)):
-                if len(edges.indices) < len(x):
-                    (states[i],) = kernel.gather([x], [edges.indices.long()])
-                    csc[i] = InEdges(edges.indptr, torch.arange(
-                        len(edges.indices), dtype=torch.int32, device=x.device))
-            products = kernel.project(states, list(weights.flatten(2)))
-            return kernel.u_attend(csc, [x.view(-1, *weights.shape[2:]) for x in products],
-                                   to_sources, of_rows)
+        states = self.sources
+        if kind != "cut":
+            return attend_each(self._in_edges(), states, weights, to_sources, of_rows,
+                               kind == "before")
         per_head = weights.transpose(1, 2)
         vectors = torch.matmul(per_head, torch.stack(list(to_sources)).unsqueeze(3)).squeeze(3)
-        if kind == "after":
-            return self.matmul(kernel.u_attend(csc, states, list(vectors), of_rows), per_head)
         scores = self.add([x @ a.t() for x, a in zip(states, vectors)], of_rows)
         return self.attend_projected(self.softmax([F.leaky_relu(x, SLOPE) for x in scores]),
                                      per_head)

@@ -1,4 +1,4 @@
-"""AGG_r: sums, means, maxima and minima over in-edges, by the kernel in use.
+"""AGG_r: sums, means, maxima, minima and GAT's attention over in-edges, by the kernel in use.
 
 Rows that wait (:mod:`dgl_heta.features.deferred`) are aggregated before their product with a weight
 where that is shorter, whatever the kernel, unless it wants all rows itself (`defers = False`).
@@ -62,6 +62,36 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
         results.update(zip(rest, kernel.reduce([edges[i] for i in rest],
                                              [states[i] for i in rest], op)))
     return [results[i] for i in range(len(edges))]
+
+
+def attend_each(edges: Sequence[InEdges], states: Sequence[Tensor], weights: Tensor,
+                to_sources: Sequence[Tensor], of_rows: Sequence[Tensor], before: bool
+                ) -> Sequence[Tensor]:
+    """Attention of GAT (Eq. 3 and 5), (R, H, D) for each relation, 0 for a row without edges.
+
+    Parameters
+    ----------
+    states : source rows of each relation, (S, W).
+    weights : (relations, W, H, D).
+    to_sources : (H, D), of the score of a source's product with the weights.
+    of_rows : scores of the rows, (R, H).
+    before : products with weights are taken of a relation's sources, or of the source of each edge
+        if these are fewer; else of the sums (:func:`~dgl_heta.planning.compute.attended_before`).
+    """
+    kernel = kernel_in_use()
+    if not before:
+        per_head = weights.transpose(1, 2)
+        vectors = torch.matmul(per_head, torch.stack(list(to_sources)).unsqueeze(3)).squeeze(3)
+        return kernel.matmul(kernel.u_attend(edges, states, list(vectors), of_rows), per_head)
+    edges, states = list(edges), list(states)
+    for i, (csc, x) in enumerate(zip(edges, states)):
+        if len(csc.indices) < len(x):
+            (states[i],) = kernel.gather([x], [csc.indices.long()])
+            edges[i] = InEdges(csc.indptr, torch.arange(
+                len(csc.indices), dtype=torch.int32, device=x.device))
+    products = kernel.project(states, list(weights.flatten(2)))
+    return kernel.u_attend(edges, [x.view(-1, *weights.shape[2:]) for x in products], to_sources,
+                           of_rows)
 
 
 def _shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]

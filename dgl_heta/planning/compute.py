@@ -116,8 +116,8 @@ OF_MODELS = ("call", "message", "aggregated")
 HEADS = ModelSettings().heads
 """Attention heads of the models that are predicted."""
 EDGES_PER_SOURCE = 2
-"""Up to so many edges per source row R-GAT in scripts sums rows before it multiplies them (measured
-on CPU)."""
+"""Up to so many edges per source row R-GAT in scripts is taken to sum rows before it multiplies
+them. Today :func:`attended_before` decides; the coefficients were fitted before."""
 
 
 def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: float,

@@ -31,6 +31,9 @@ log = logging.getLogger("dgl_heta")
 WORK = 0.2
 """Bytes that may be sent to spare a partition one byte of rows to read, aggregate and update: about
 what both take on a core and on a link of 1 Gbit/s."""
+ATTENTION = 3
+"""Times :data:`WORK` in scripts with attention, whose calls take two to three times as long for
+each row as those of R-GCN (measured on Freebase: scripts/bench/compare.py)."""
 
 WAYS = ("rows", "delegate", "auto")
 """The values of `partition.shared`."""
@@ -125,6 +128,7 @@ class Expected:
     ----------
     types : what can be offloaded, most bytes first.
     rows : bytes of each, of all workers, if its rows move.
+    spared : bytes that may be sent to spare a partition one byte of rows.
     compared : how often all ways of one type were compared.
     """
 
@@ -133,6 +137,7 @@ class Expected:
         moved = _moved(plan, steps, plan.shared_learnable(), work)
         self.types = sorted(moved, key=moved.__getitem__, reverse=True)
         self.rows = {t: moved[t] for t in self.types}
+        self.spared = WORK * (ATTENTION if work.in_script and work.model != "rgcn" else 1)
         self.compared = 0
         self.moved = np.array([*self.rows.values()])
         # A partition that asks for rows of a type pays the same whoever it asks, for all that the
@@ -174,11 +179,11 @@ class Expected:
     def _for_all(self) -> np.ndarray:
         """Bytes if all types have one way: 0 if their rows move, else 1 + their owner."""
         asked = self.price.sum() - np.bincount(self.asking, self.price, self.parts)
-        return np.append(self.moved.sum() + WORK * self.own.sum(0).max(initial=0.0),
-                         asked + self.read.sum(0) + WORK * self.whole.sum())
+        return np.append(self.moved.sum() + self.spared * self.own.sum(0).max(initial=0.0),
+                         asked + self.read.sum(0) + self.spared * self.whole.sum())
 
     def bytes_of(self, owners: Owners) -> float:
-        """All that is sent, and the rows of the busiest partition at :data:`WORK`."""
+        """All that is sent, and the rows of the busiest partition at :attr:`spared`."""
         return self._search(owners).total()
 
     def choices(self, owners: Owners) -> list[Choice]:
@@ -221,8 +226,8 @@ class _Search:
             self.put(number, way)
 
     def total(self) -> float:
-        """Bytes that are sent, and the rows of the busiest partition at :data:`WORK`."""
-        return float(self._sent + WORK * self._load.max(initial=0.0))
+        """Bytes that are sent, and the rows of the busiest partition at `spared`."""
+        return float(self._sent + self._expected.spared * self._load.max(initial=0.0))
 
     def costs(self, number: int) -> np.ndarray:
         """:meth:`total` for each way of a type that is taken out, (1 + partitions,)."""
@@ -234,7 +239,7 @@ class _Search:
         sent = np.append(expected.moved[number], expected.read[number] + prices.sum(0))
         load = np.append((self._load + expected.own[number]).max(), np.maximum(
             self._load + expected.whole[number], self._load.max()))
-        return self._sent + sent + WORK * load
+        return self._sent + sent + expected.spared * load
 
     def put(self, number: int, way: int) -> None:
         """Give a type that is taken out a way."""

@@ -28,11 +28,12 @@ epoch of a run warms up and is left out; an epoch is `--steps` steps of `--batch
 trainer. A step takes as long as its slowest trainer, and seconds are the median of all steps that
 count, so that other work in some of them does not show; with each run stands how many cores that
 kept busy. With `--within 0.1` repeats go on, up to `--most`, until those of each system differ by
-no more. A ratio is to `metis`, or to `pyg`, of the same repeat. Memory is what belongs to no file,
-and /dev/shm; of pyg and heta-pyg the largest resident set, mapped files included. Bytes are what
-all hosts sent on their links in an epoch, as their interfaces count; causes are counted in the
-trainers, the rest is headers and what DistributedDataParallel, GraphLearn and heta-pyg send. Needs
-root for emulated hosts.
+no more. Processor seconds are those of the busiest host, its servers included; other work on the
+machine moves them less. A ratio is to `metis`, or to `pyg`, of the same repeat. Memory is what
+belongs to no file, and /dev/shm; of pyg and heta-pyg the largest resident set, mapped files
+included. Bytes are what all hosts sent on their links in an epoch, as their interfaces count;
+causes are counted in the trainers, the rest is headers and what DistributedDataParallel, GraphLearn
+and heta-pyg send. Needs root for emulated hosts.
 
 `--shapes` are synthetic graphs or other data sets of `dgl-heta datasets`. hgt has a softmax over
 the edges of each relation, as DGL's example does, hgt-exact over those of all, as its paper.
@@ -98,6 +99,7 @@ FILLING = 1  # more epochs of metis+cache: after that which counts visits one fi
 KEYS = ("shape", "cohesion", "correlation", "model", "hosts", "rate", "hidden", "fanouts")
 COLUMNS = (Column("s/step", "seconds", digits=3), Column("METIS ÷ this", "faster"),
            Column("PyG ÷ this", "than_pyg"),
+           Column("processor s/step", "busy", digits=3), Column("METIS's ÷ these", "less_work"),
            Column("MB/step", "bytes", 1e-6), Column("fewer bytes, %", "fewer", digits=1),
            Column("GB per host", "memory", 1e-9), Column("last loss", "loss", digits=3),
            Column("test accuracy", "test", digits=3), Column("cores busy elsewhere", "others"))
@@ -262,6 +264,7 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
             "step_s": [max(each) for each in zip(*(t["steps"] for t in trainers))],
             "stages": {s: statistics.mean(t["stages"][s] for t in trainers) for s in STAGES},
             "bytes": sent, "causes": dict(causes),
+            "busy": max(t.get("host_busy", 0.0) for t in trainers),
             "memory": max(t["memory"]["own"] + t["memory"]["shared"] for t in trainers),
             "loss": statistics.mean(t["loss"][-1] for t in trainers),
             "trained": max(t["trained"] for t in trainers),
@@ -277,6 +280,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         steps = sum(e["steps"] for e in measured)
         row = {**{k: one[k] for k in (*KEYS, "system", "seed")},
                "seconds": statistics.median(s for e in measured for s in e["step_s"]),
+               "busy": statistics.median(e["busy"] / e["steps"] for e in measured) or None,
                "bytes": sum(e["bytes"] for e in measured) / steps,
                "memory": max(e["memory"] for e in measured), "others": one["others"]["all"],
                "loss": measured[-1]["loss"], "test": measured[-1].get("test"),
@@ -289,6 +293,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         key = *(row[k] for k in KEYS), row["seed"]
         if metis := base.get((*key, "metis")):
             row["faster"] = metis["seconds"] / row["seconds"]
+            row["less_work"] = row["busy"] and metis["busy"] / row["busy"]
             row["fewer"] = 100 * (1 - row["bytes"] / metis["bytes"])
         if pyg := base.get((*key, "pyg")):
             row["than_pyg"] = pyg["seconds"] / row["seconds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -154,12 +155,14 @@ def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: b
     wanted = module(relation_graph(indptr, indices, sources, False), (source, destination))
     inputs = [source, destination, *module.parameters()]
     grads = torch.autograd.grad((wanted * wanted.detach().cos()).sum(), inputs)
-    call = RelationCall(module, edges, source, destination)
-    assert gat_conv.fits(call)
-    for limit in (0, 10**9):  # messages before and after the weights
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gat_conv, "EDGES_PER_SOURCE", limit)
-            ((_, found),) = gat_conv.run_together([call])
+    for before, summed in itertools.product((True, False), repeat=2):
+        call = RelationCall(module, edges, source, destination, summed=summed)
+        assert gat_conv.fits(call)
+        with pytest.MonkeyPatch.context() as patch:  # weights before and after sums
+            patch.setattr(gat_conv, "attended_before", lambda *_, is_so=before: is_so)
+            ((part, rows),) = gat_conv.run_together([call])
+        found = torch.zeros_like(wanted).index_add(  # rows without edges may be left out
+            0, torch.arange(len(wanted))[part.index], rows)
         mine = torch.autograd.grad((found * wanted.detach().cos()).sum(), inputs)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(mine, grads, rtol=1e-9, atol=1e-11)
@@ -168,6 +171,7 @@ def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: b
 @pytest.mark.parametrize(("options", "why"), [
     ({"allow_zero_in_degree": False}, "it may have to refuse the graph"),
     ({"allow_zero_in_degree": True, "residual": True}, "residual"),
+    ({"allow_zero_in_degree": True, "negative_slope": 0.1}, "a slope that kernels do not have"),
     ({"allow_zero_in_degree": True, "attn_drop": 0.5}, "dropout")])
 def test_gat_conv_runs_itself_otherwise(options: dict[str, object], why: str) -> None:
     module, rows = GATConv(4, 2, 2, **options), torch.zeros(3, 4)

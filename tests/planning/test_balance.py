@@ -13,6 +13,8 @@ from dgl_heta.graph.schema import Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.dealing import balanced, longest_processing_time
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.owner_choice import choose
+from dgl_heta.planning.workload import Workload
 from tests.support.plans import (
     MAG,
 )
@@ -79,3 +81,12 @@ def test_schemas_of_the_paper_are_balanced(name: str, parts: int) -> None:
         assert most == heaviest(weights, balanced(weights, parts))
     assert most <= 1.1 * lower or len(weights) <= 12, (most, lower)
     assert most <= heaviest(weights, longest_processing_time(weights, parts))
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt"])
+def test_no_partition_of_a_script_computes_alone_for_all(model: str) -> None:
+    """For fewest bytes, one would aggregate all of Freebase's types where a model has attention."""
+    schema, target = schema_of("freebase")
+    plan, _ = choose(make_plan(schema, target, 2, 2),
+                     Workload(model=model, batch_size=16, in_script=True), "auto")
+    assert {*plan.offloaded.values()} == {0, 1}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import dgl
 import torch
+from dgl import utils
+from dgl.graph_index import from_coo
 from dgl.heterograph import DGLBlock
+from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_csr
 from torch import Tensor
 
 from dgl_heta.distdgl.blocks.block_names import SOURCES
@@ -81,12 +83,14 @@ check_names(RelationGraph, SOURCES)
 
 def relation_graph(edges: RelationBlock, sources: int, whole: bool, reads: Reads) -> RelationGraph:
     """Return the graph of a relation's edges, between all source rows and the edges' rows."""
+    # Not by `dgl.create_block`, whose checks take as long as the rest of a relation's call.
+    unit = create_unitgraph_from_csr(2, sources, edges.num_rows, *csc_with_ids(
+        edges.indptr, edges.indices), ["coo", "csr", "csc"], True)
+    index = create_heterograph_from_relations(
+        from_coo(2, [0], [1], True), [unit], utils.toindex([sources, edges.num_rows], "int64"))
+    index.heta_edges = RelationEdges(edges.indptr, edges.indices, sources, whole, reads)
     relation = edges.relation
-    block = dgl.create_block(
-        {tuple(relation): ("csc", csc_with_ids(edges.indptr, edges.indices))},
-        {relation.src: sources}, {relation.dst: edges.num_rows})
-    block._graph.heta_edges = RelationEdges(edges.indptr, edges.indices, sources, whole, reads)
-    return RelationGraph(block._graph, (block.srctypes, block.dsttypes), block.etypes)
+    return RelationGraph(index, ([relation.src], [relation.dst]), [relation.etype])
 
 
 def csc_with_ids(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

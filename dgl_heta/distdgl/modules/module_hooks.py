@@ -35,7 +35,7 @@ def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
 
     Parameters
     ----------
-    kind : GraphConv, GATConv, SAGEConv or Linear.
+    kind : GraphConv, GATConv, SAGEConv, Linear or LeakyReLU.
     """
     return (type(module) is kind and _as_defined(kind) and not any(
                 _hooks_in(getattr(modules, f"_global{name}")) for name in _HOOKS)
@@ -66,5 +66,5 @@ def _methods(kind: type[nn.Module]) -> tuple[Any, ...]:
 
 # As they are when dgl-heta is enabled, which imports this.
 _DEFINED: dict[type[nn.Module], tuple[Any, ...]] = {
-    kind: _methods(kind) for kind in (GraphConv, GATConv, SAGEConv, nn.Linear)}
+    kind: _methods(kind) for kind in (GraphConv, GATConv, SAGEConv, nn.Linear, nn.LeakyReLU)}
 """Their methods as defined."""
