@@ -356,12 +356,15 @@ def part_of(batch: MiniBatch, plan: Plan, part: int) -> MiniBatch:
 
 def _own_edges(edges: RelationBlock, nodes: np.ndarray, plan: Plan, part: int) -> RelationBlock:
     """The rows and edges of a relation that a partition has; `nodes` are those of the rows."""
-    ownership, degrees = plan.ownership.get(edges.relation), np.diff(edges.indptr.numpy())
-    low, high = plan.partitions[part].ranges.get(edges.relation, (0, None))
-    own = ((nodes >= low) & (nodes < (len(nodes) if high is None else high)) if ownership is None
-           else ownership.owner[nodes] == part)
-    if ownership is None and high is None:
+    ownership, ranges = plan.ownership.get(edges.relation), plan.partitions[part].ranges
+    if ownership is not None:
+        own = ownership.owner[nodes] == part
+    elif edges.relation in ranges:
+        low, high = ranges[edges.relation]
+        own = (nodes >= low) & (nodes < high)
+    else:
         return edges
+    degrees = np.diff(edges.indptr.numpy())
     here = np.repeat(own, degrees)
     if ownership is not None and ownership.hubs:
         assert edges.sample is not None
