@@ -110,7 +110,14 @@ def _marked(value: Any, origin: Origin, key: Any = None) -> Any:
 
 
 class HopSetting(TrainingSetting):
-    """Both ways of a call on the hops of a batch."""
+    """Both ways of a call on the hops of a batch.
+
+    Attributes
+    ----------
+    hops : the graph of the blocks that were asked for last, which both ways are of.
+    """
+
+    hops: Hops
 
     def whole(self) -> MiniBatch:
         mini: Any = self.batch.mini_batch()
@@ -131,7 +138,8 @@ class HopSetting(TrainingSetting):
         for ntype, nodes in hops.nodes.items():
             counts = hops.num_nodes[ntype]
             ids[ntype] = nodes + _HOP * np.repeat(np.arange(len(counts)), counts)
-            if len(np.unique(nodes[:counts[0]])) < counts[0]:  # one of several workers, of links
+            if len(np.unique(nodes[:counts[0]])) < counts[0]:
+                # Ends of links of several workers: each has a row, which its place tells apart.
                 places = hops.seeds[ntype].local(torch.arange(counts[0]))
                 ids[ntype][:counts[0]] = places.numpy()
         depth = len(next(iter(hops.num_nodes.values()))) - 1

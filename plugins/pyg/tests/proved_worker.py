@@ -64,6 +64,9 @@ def main(paper: str, two: str) -> None:
         "rows that the script made": said_of(
             part, loader, lambda rows, x: rows, lambda batch: (
                 {t: 2 * x for t, x in batch.x_dict.items()}, batch.edge_index_dict)),
+        "arrays of edges": said_of(
+            part, loader, lambda rows, x, arrays: rows, lambda batch: (
+                batch.x_dict, batch.edge_index_dict, batch.collect("edge_attr"))),
         "rows alone": said_of(part, loader, lambda rows, x: rows,
                               lambda batch: (batch["paper"].x, batch.edge_index_dict)),
     }
