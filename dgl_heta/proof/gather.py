@@ -72,15 +72,16 @@ def edges_of(block: Block, ids: Ids, keys: Ids, relations: Sequence[Relation]) -
     """Per relation the edges of a block; `ids` are those of its source side, `keys` of its
     destinations (:func:`row_keys`)."""
     pairs_of: list[list[Pairs]] = [[] for _ in relations]
-    hosted: list[list[np.ndarray]] = [[] for _ in relations]
+    rows_of: list[list[np.ndarray]] = [[] for _ in relations]
+    ends = {t: _destinations(block, keys, t) for t in {e.relation.dst for e in block.edges}}
+    several = {t for t, here in ends.items() if len(np.unique(here)) < len(here)}
     for edges in block.edges:
         rows = edges.rows_at(edges.in_edges.rows()).cpu().numpy()
         sources = ids[edges.relation.src][edges.indices.cpu().numpy()]
-        destinations = _destinations(block, keys, edges.relation.dst)
-        pairs_of[edges.place].append((destinations[rows], sources))
-        if edges.relation.dst in block.remote:
-            hosted[edges.place].append(rows)
-    for i, pieces in enumerate(hosted):
+        pairs_of[edges.place].append((ends[edges.relation.dst][rows], sources))
+        if edges.relation.dst in several:
+            rows_of[edges.place].append(rows)
+    for i, pieces in enumerate(rows_of):
         if pieces:
             pairs_of[i] = [_once(np.concatenate(pieces), pairs_of[i])]
     return [(np.concatenate([d for d, _ in pairs]), np.concatenate([s for _, s in pairs]))
@@ -90,13 +91,13 @@ def edges_of(block: Block, ids: Ids, keys: Ids, relations: Sequence[Relation]) -
 def _destinations(block: Block, ids: Ids, ntype: str) -> np.ndarray:
     """Ids of the destination rows of a type, those of other workers among them."""
     if ntype not in block.remote:
-        return ids[ntype]
+        return ids[ntype][:block.num_dst.get(ntype, 0)]
     return np.concatenate([ids[ntype][:block.num_own(ntype)], block.remote[ntype].ids])
 
 
 def _once(rows: np.ndarray, pieces: Sequence[Pairs]) -> Pairs:
-    """Edges of a relation without those of nodes that have an earlier row, too: other workers'
-    rows can be this worker's own."""
+    """Edges of a relation without those of nodes that have an earlier row, too: rows of other
+    workers can be this worker's own, and two can have one end of links for a seed."""
     dst, src = (np.concatenate(ends) for ends in zip(*pieces))
     _, inverse = np.unique(dst, return_inverse=True)
     first = np.full(inverse.max(initial=-1) + 1, np.iinfo(np.int64).max)

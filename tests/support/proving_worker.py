@@ -35,6 +35,13 @@ class Mean(HGNNLayer):
         return self.linear(edges.reduce("mean"))
 
 
+class Sum(Mean):
+    """Right: a sum of a seed's edges, which several workers have where they share the seed."""
+
+    def aggregate(self, edges):
+        return self.linear(edges.reduce("sum"))
+
+
 class OverRelations(Mean):
     """Wrong: a relation's share depends on the others that this worker runs."""
 

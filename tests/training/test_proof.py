@@ -25,6 +25,8 @@ RIGHT: dict[str, dict[str, Any]] = {
                             "partition": {"shared": "delegate"}},
     "links": {"model": {"name": "rgcn"}, "task": {"relation": "writes", "reverse": "rev-writes",
                                                   "negatives": 2}},
+    "links, sums": {"model": {"name": OWN + "Sum"}, "task": {
+        "relation": "writes", "reverse": "rev-writes", "negatives": 2}},
 }
 AT = {"val_time": "1970-01-01T00:01:10", "test_time": "1970-01-01T00:01:25"}
 TIMED: dict[str, dict[str, Any]] = {
@@ -77,7 +79,7 @@ def test_a_right_model_is_proved_and_trains_bit_for_bit_as_without_proof(
         results: dict[str, list[dict[str, np.ndarray]]], name: str) -> None:
     for without, proved in zip(results[f"{name} off"], results[f"{name} auto"]):
         assert not proved["not proved"]
-        assert "error" not in proved
+        assert "error" not in proved, str(proved["error"])
         assert (proved["steps"] >= 2, without["steps"]) == (True, 0)
         assert proved["1/proof sent"] > 0 == without["1/proof sent"]
         same = [key for key in without if key != "steps" and not key.endswith("proof sent")]
