@@ -33,7 +33,7 @@ def test_own_seeds_have_the_blocks_of_a_worker_by_itself(tmp_path: Path, parts: 
     for part in range(parts):
         batch = sampler(store, parts, part).sample(*join_seeds(own, part), step=4)
         ids = levels(batch, schema.node_types)
-        every.append([edges_of(block, ids[place], schema.relations)
+        every.append([edges_of(block, ids[place], batch.input_nodes, schema.relations)
                       for place, block in enumerate(batch.blocks)])
         assert ids[-1]["paper"].tolist() == own[part]["paper"].tolist()
     edges = [[merged([np.stack(of[layer][r], 1) for of in every])
@@ -46,7 +46,7 @@ def test_own_seeds_have_the_blocks_of_a_worker_by_itself(tmp_path: Path, parts: 
             assert {t: sorted(i) for t, i in level.items()} == {
                 t: sorted(i) for t, i in want.items()}
         for place, (layer, block) in enumerate(zip(layers, alone.blocks)):
-            of_one = edges_of(block, wanted[place], schema.relations)
+            of_one = edges_of(block, wanted[place], alone.input_nodes, schema.relations)
             for relation, (indptr, indices), (dst, src) in zip(schema.relations, layer.edges,
                                                                of_one):
                 heads = np.repeat(ids[place + 1][relation.dst], np.diff(indptr))
