@@ -178,6 +178,7 @@ def _by_time(pieces: Pieces, indptr: np.ndarray, first: int, times: TimesOf, run
                 runs.unlink()
                 ends, kept = [0], None
         first = stop
+        del indices, at, ids, order  # before the next piece is there
 
 
 def _merged(file: ArrayFile, ends: list[int]) -> Iterator[np.ndarray]:
@@ -238,6 +239,7 @@ def _sorted_buckets(relation: Relation, indptr: np.ndarray, bounds: np.ndarray, 
             advance(len(rows) - len(rows) // 2)
         if not alone:
             yield indices, ids
+        del indices, ids, cursor
         give_back()
 
 

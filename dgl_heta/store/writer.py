@@ -253,6 +253,7 @@ class _Writing:
             for columns in pieces:
                 for writer, rows in zip(writers.values(), columns):
                     writer.append(rows)
+                del columns, rows
 
         def join() -> None:
             for writer, paths in zip(writers.values(), parts):

@@ -9,6 +9,8 @@ lines, 19 orders, 4 customers and 1 is a product.
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -58,8 +60,10 @@ def main() -> None:
         child = run_child([*CLI, "partition", f"sqlite:///{path}/rows.db", "-c",
                            f"{path}/heta.toml", "--parts", "2", "--out", f"{path}/parts", "--json"],
                           f"{rows:,} rows")
-    print(f"{rows:,} rows: {child.seconds:.0f} s, peak {child.peak_mb:,.0f} MB, of which "
-          f"{child.anon_mb:,.0f} MB of no file")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{rows:,} rows: {child.seconds:.0f} s ({used.ru_utime + used.ru_stime:.0f} s of the "
+          f"processor), peak {child.peak_mb:,.0f} MB, of which {child.anon_mb:,.0f} MB of no file; "
+          f"load of the last minutes {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
 
 
 if __name__ == "__main__":

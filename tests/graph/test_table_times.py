@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.readers.columns import task_columns
 from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import instants
@@ -150,3 +152,35 @@ def test_rows_without_a_label_need_no_time(tmp_path: Path) -> None:
     found = instants(opened, "when", None, np.array([True, False, True]))
     assert found.known.tolist() == [True, False, True]
     assert found.text(0) == "2024-01-02T00:00:00"
+
+
+POOL = pa.proxy_memory_pool(pa.default_memory_pool())  # for good: whatever is in it needs it
+
+
+def test_labels_and_a_split_by_time_in_files_take_a_few_bytes_of_memory_a_row(
+        tmp_path: Path) -> None:
+    """Masks, and flags beside them, whatever classes and times take; Arrow's memory counts."""
+    def peak(rows: int) -> int:
+        when = pa.array(np.arange(rows)[::-1] * 10**9, pa.timestamp("ns"))
+        pq.write_table(pa.table({"when": when, "label": pa.array(np.arange(rows) % 7)}),
+                       tmp_path / "t.parquet", row_group_size=1 << 15)
+        opened, arrays, before = Table(tmp_path / "t.parquet"), dict[str, np.ndarray](), (
+            POOL.max_memory() or 0)
+        tracemalloc.start()
+        task_columns(opened, "label", "classification", None, arrays, file=tmp_path / "labels")
+        masks, record = masks_of({"ratios": [0.5, 0.25, 0.25], "time": "when"}, opened,
+                                 arrays["label"], np.ones(rows, bool), "it", tmp_path / "times")
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert np.flatnonzero(masks["test_mask"]).tolist() == [*range(rows // 4)]
+        assert record["train"][0] == "1970-01-01T00:00:00"
+        return most + (POOL.max_memory() or 0) - before
+
+    default = pa.default_memory_pool()
+    pa.set_memory_pool(POOL)
+    try:
+        few, many = 100_000, 1_000_000
+        grown = (peak(many) - peak(few)) / (many - few)
+    finally:
+        pa.set_memory_pool(default)
+    assert grown < 24, f"{grown:.1f} bytes a row"

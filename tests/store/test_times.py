@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,28 @@ def test_in_edges_ascend_by_time_and_those_of_one_time_stay_in_order(
         np.testing.assert_array_equal(store.relation(relation).indices, src[order])
         np.testing.assert_array_equal(store.times(relation), at[order])
     assert store.first_time() == source.times["v"][source.times["v"] != ALWAYS].min()
+
+
+def test_memory_does_not_grow_with_rows_and_edges(tmp_path: Path) -> None:
+    """Nor with the in-edges of one node; what is mapped from files does not count."""
+    def rows_of(count: int) -> GraphSource:
+        rng = np.random.default_rng(0)
+        ids, relation = rng.integers(0, count, (3, count)), Relation("u", "to", "u")
+        ids[1, ::2] = 7
+        np.save(tmp_path / f"{count}.npy", ids)
+        src, dst, times = np.load(tmp_path / f"{count}.npy", mmap_mode="r")
+        return with_reverse(GraphSource("rows", {"u": count}, {relation: EdgeArrays(src, dst)},
+                                        times={relation: times}))
+
+    write_store(rows_of(40_000), tmp_path / "first", memory_mb=1)  # compiles
+    peaks = []
+    for count in (60_000, 240_000):
+        source = rows_of(count)
+        tracemalloc.start()
+        write_store(source, tmp_path / str(count), memory_mb=1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0], peaks
 
 
 def test_an_edge_is_there_once_its_source_row_is(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _earliest(times: Instants, chosen: np.ndarray, many: int) -> np.ndarray:
 
 def _pieces(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
     """Views of arrays of as many rows, some rows at a time."""
-    for start in (starts := row_starts(len(arrays[0]), 8)):
+    for start in (starts := row_starts(len(arrays[0]), 128)):  # with what is made of them
         yield tuple(array[start:start + starts.step] for array in arrays)
         forget(arrays[0])
 
