@@ -5,14 +5,18 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from contextlib import closing
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.graph import read_graph
 from dgl_heta_relational.sql import SqlDatabase
+from dgl_heta_relational.values import TIME, BatchMaker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -315,6 +319,25 @@ def test_what_the_driver_cannot_read_is_one_line(tmp_path):
     url = made(tmp_path / "shop.db", SHOP, "UPDATE customer SET name = CAST(x'ff' AS TEXT)")
     with pytest.raises(HetaError, match="cannot read sqlite:///.*shop.db: Could not decode"):
         read(url)
+
+
+def test_values_of_drivers_are_neither_cut_nor_guessed():
+    kinds = {"at": TIME, "is": pa.bool_(), "many": pa.int64()}
+
+    def batch(name: str, *values: Any) -> list[Any]:
+        return BatchMaker("a table", kinds).batch([name], [values]).column(0).to_pylist()
+
+    def when(zone: int | None, month: int) -> datetime:
+        return datetime(2020, month, 1, 5 + (zone or 0), tzinfo=None if zone is None else
+                        timezone(timedelta(hours=zone)))
+
+    assert [each.hour for each in batch("at", when(1, 1), when(2, 7))] == [5, 5]
+    assert batch("is", 0, None, 1.0) == [False, None, True]
+    assert batch("many", Decimal(2), None) == [2, None]
+    for name, *values in (("at", when(1, 1), when(None, 1)),
+                          ("at", date(2020, 1, 1), when(None, 1)), ("at", 5), ("is", 2), ("is", "1"), ("many", 1.5), ("many", "1")):
+        with pytest.raises(InputError, match=r"correct it|values of different types"):
+            batch(name, *values)
 
 
 @pytest.mark.parametrize("url", [
