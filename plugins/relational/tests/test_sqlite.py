@@ -335,7 +335,8 @@ def test_values_of_drivers_are_neither_cut_nor_guessed():
     assert batch("is", 0, None, 1.0) == [False, None, True]
     assert batch("many", Decimal(2), None) == [2, None]
     for name, *values in (("at", when(1, 1), when(None, 1)),
-                          ("at", date(2020, 1, 1), when(None, 1)), ("at", 5), ("is", 2), ("is", "1"), ("many", 1.5), ("many", "1")):
+                          ("at", date(2020, 1, 1), when(None, 1)), ("at", 5), ("is", 2),
+                          ("is", "1"), ("many", 1.5), ("many", "1")):
         with pytest.raises(InputError, match=r"correct it|values of different types"):
             batch(name, *values)
 
