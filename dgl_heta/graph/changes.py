@@ -12,7 +12,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import NodeLabels, masked
 from dgl_heta.graph.readers.arrays import check_node_array, node_array, task_arrays
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task, pieces_of
+from dgl_heta.graph.source import ALWAYS, MASKS, EdgeSource, GraphSource, Task, pieces_of
 
 FEAT = "feat"
 ENCODINGS = ("float16", "int8")
@@ -124,8 +124,20 @@ def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
 
 
 def columns_text(source: GraphSource) -> list[str]:
-    """Sentences about what was made of columns: a split by time, means where numbers lack."""
+    """Sentences about what was made of columns: times that lack, a split by time, means where
+    numbers lack."""
     texts = []
+    told = set[int]()
+    for kind, times in source.times.items():
+        # A reverse relation has the times of its relation; an edge without one has its source's.
+        count = np.count_nonzero(times == ALWAYS) if id(times) not in told and (
+            isinstance(kind, str) or kind[0] not in source.times) else 0
+        told.add(id(times))
+        if count:
+            what = f"rows of '{kind}'" if isinstance(kind, str) else (
+                f"edges of '{Relation(*kind)}'")
+            texts.append(f"{count:,} of {len(times):,} {what} have no time, so they are always "
+                         "there, for seeds of any time")
     if split := source.info.get("times"):
         parts = [f"{part} {first} to {last}" for part, (first, last) in (
             (part, split[part]) for part in ("train", "val", "test") if part in split)]

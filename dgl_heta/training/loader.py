@@ -13,13 +13,12 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm, make_comms
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import check_seconds
 from dgl_heta.sampling.sampler import Fanout
 from dgl_heta.training.batches import Batch, Batches, Sampler
 from dgl_heta.training.caches import attach
 from dgl_heta.training.tasks import SPLITS, Step, node_steps
 from dgl_heta.training.tasks.task import share_of
-from dgl_heta.training.tasks.timed_seeds import check_rows
+from dgl_heta.training.tasks.timed_seeds import check_seeds
 from dgl_heta.training.worker_partition import WorkerPartition
 
 log = logging.getLogger("dgl_heta")
@@ -183,7 +182,7 @@ def _ids(part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids]) -> dict[st
 
 def _checked(part: WorkerPartition, ntype: str, ids: Ids) -> np.ndarray:
     array = np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids)
-    timed, rows = part.store.manifest.timed, part.store.row_times(ntype)
+    timed = part.store.manifest.timed
     if not array.size:
         array = np.empty((0, 2) if timed else 0, np.int64)
     if array.shape[1:] != ((2,) if timed else ()) or array.dtype.kind not in "iu":
@@ -198,9 +197,7 @@ def _checked(part: WorkerPartition, ntype: str, ids: Ids) -> np.ndarray:
         raise InputError(f"a seed of '{ntype}' is given twice; give each node once"
                          + " at a time" * timed)
     if timed:
-        check_seconds(array[:, 1], lambda row: f"seed {ids[row]} of '{ntype}'")
-    if rows is not None:
-        check_rows(array, rows, ntype)
+        check_seeds(array, part.store, ntype, lambda row: f"seed {ids[row]} of '{ntype}'")
     return array.astype(np.int64)
 
 

@@ -18,6 +18,8 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import ALWAYS, EdgeArrays, GraphSource
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.launch.jobs.prediction import PredictionJob
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.moments import TimeDraws
@@ -169,7 +171,7 @@ def test_a_relation_that_shows_links_too_early_is_refused(tmp_path: Path) -> Non
     source = shop(5)
     del source.times[BOUGHT]  # the item's rows remain
     with pytest.raises(InputError, match="relation 'item bought user' has the links of 'user buys "
-                                         "item', but not their times, so it would show links bef"):
+                                         "item', but not their times .0% of its edges have one,"):
         task_of(source, tmp_path, "relation=buys").held_out  # noqa: B018
     source = shop(5)
     for key in (BUYS, BOUGHT, "item"):
@@ -180,6 +182,15 @@ def test_a_relation_that_shows_links_too_early_is_refused(tmp_path: Path) -> Non
         task_of(shop(5), tmp_path, "", "relation=buys").steps("train", 0, 9)
     with pytest.raises(InputError, match=r"task\.links .* goes by no times, but the graph"):
         task_of(shop(5), tmp_path, "relation=buys", "links=some.csv")
+
+
+def test_a_relation_with_few_of_the_links_times_is_refused(tmp_path: Path) -> None:
+    source = shop(5)
+    source.times[BOUGHT] = source.times[BOUGHT].copy()
+    source.times[BOUGHT][source.times[BOUGHT] > 4] = ALWAYS
+    with pytest.raises(InputError, match=r"'item bought user' has the links of 'user buys item', "
+                                         r"but not their times \([0-9]+% of its edges have one, "):
+        task_of(source, tmp_path, "relation=buys").splits  # noqa: B018
 
 
 def planted(timed: bool) -> GraphSource:
@@ -213,6 +224,36 @@ def test_what_shows_a_link_from_its_time_on_is_not_seen(tmp_path: Path) -> None:
                   * timed)]).summary["test_acc"]
     assert found[False] > 0.6
     assert found[True] == pytest.approx(0.17, abs=0.06)  # mean reciprocal rank by chance, of 21
+
+
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("relation", ["buys", "user sees item"])
+def test_a_run_on_a_table_of_links_predicts_at_a_time(tmp_path: Path, relation: str) -> None:
+    """Embeddings of what is there then, whatever comes later; the table may be gone by then."""
+    source, other = shop(3), shop(3)
+    later = source.times[BUYS] > 6
+    ends = other.edges[BUYS]
+    assert isinstance(ends, EdgeArrays)
+    goods = np.where(later, (ends.dst + 1) % source.node_counts["item"], ends.dst)
+    other.edges |= {BUYS: EdgeArrays(ends.src, goods), BOUGHT: EdgeArrays(goods, ends.src)}
+    for name, graph in (("store", source), ("other", other)):
+        write_store(graph, tmp_path / name)
+    table = tmp_path / "links.csv"
+    table.write_text("src,dst,time\n" + "".join(
+        f"user {user},{item},{time}\n" for time in (6, 8, 10) for user in (0, 1, 2)
+        for item in (0, 1)))
+    dgl_heta.train(tmp_path / "store", tmp_path / "run", parts=2, settings=[
+        f"task.relation={relation}", f"task.table={table}", *AT, "model.hidden=8",
+        "train.fanouts=4,4", "train.batch_size=9", "train.epochs=1", "train.threads=1",
+        "train.dtype=float64"])
+    table.unlink()
+    rows = []
+    for name in ("store", "other"):
+        PredictionJob(tmp_path / "run", tmp_path / f"{name}.npy", ntype="item", what="embeddings",
+                      store=tmp_path / name, time="1970-01-01T00:00:06").run(Plugins())
+        rows.append(np.load(tmp_path / f"{name}.npy"))
+    np.testing.assert_array_equal(*rows)
+    assert np.isfinite(rows[0]).all()
 
 
 def test_what_gives_links_away_is_said(tmp_path: Path) -> None:

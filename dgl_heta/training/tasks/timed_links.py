@@ -8,6 +8,7 @@ they are; samplers go by the row, too, where a relation has such links.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +71,15 @@ class EdgeTimes:
         self._csc, self._times = store.relation(relation), store.times(relation)
         self._rows = [store.row_times(t) for t in (relation.src, relation.dst)]
 
-    def own(self) -> bool:
-        """Return whether an edge is later than the rows of its ends."""
-        return any((stored > rows).any() for rows, stored in self._pieces())
+    @cached_property
+    def dated(self) -> float:
+        """The share of edges that are later than the rows of their ends."""
+        later = sum(int((stored > rows).sum()) for rows, stored in self._pieces())
+        return later / max(len(self._csc.indices), 1)
+
+    def lacks(self, other: EdgeTimes) -> bool:
+        """Return whether edges have no times where those of another relation have some."""
+        return self.dated < other.dated - NOTED * (self.dated > 0)
 
     def older(self) -> bool:
         """Return whether an edge is sampled before its destination's row is there."""
@@ -137,12 +144,13 @@ def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
     for group in groups:
         of = {relation: EdgeTimes(store, relation) for relation in group.relations}
         found |= {relation for relation, times in of.items() if times.older()}
-        dated = [relation for relation, times in of.items() if times.own()]
-        if wrong := [relation for relation in group.relations if dated and relation not in dated]:
+        most = max(of, key=lambda relation: of[relation].dated)
+        if wrong := [relation for relation, times in of.items() if times.lacks(of[most])]:
             raise InputError(
-                f"relation '{wrong[0]}' has the links of '{dated[0]}', but not their times, so it "
-                "would show links before they are there; write the store with its times, or "
-                "without it")
+                f"relation '{wrong[0]}' has the links of '{most}', but not their times "
+                f"({of[wrong[0]].dated:.0%} of its edges have one, {of[most].dated:.0%} of "
+                "those), so it would show links before they are there; write the store with its "
+                "times, or without it")
     return found
 
 
@@ -153,7 +161,7 @@ def shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[Sa
 
     def early(each: Overlap) -> bool:
         times = EdgeTimes(store, each.other)
-        return not times.own() and (times.older() or EdgeTimes(store, each.relation).own())
+        return times.lacks(EdgeTimes(store, each.relation)) or (not times.dated and times.older())
 
     return said("links are shown before they are there", (
         each for each in (overlaps(store, relations) if relations else ())

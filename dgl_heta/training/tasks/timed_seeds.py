@@ -190,16 +190,6 @@ def split_by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings
                     ).astype(np.int8)
 
 
-def check_rows(pairs: np.ndarray, rows: np.ndarray, ntype: str) -> None:
-    """Refuse seeds, int64 (seeds, 2) nodes and times, from before the times of their rows."""
-    wrong = pairs[:, 1] < rows[pairs[:, 0]]
-    if wrong.any():
-        node, time = pairs[np.flatnonzero(wrong)[0]]
-        raise InputError(f"seed {node} of '{ntype}' is at {said(time)}, before its row, which is "
-                         f"of {said(rows[node])}; {several(int(wrong.sum()), 'seed')} of "
-                         f"{len(wrong):,} are such")
-
-
 def _check(seeds: SeedTable, store: Store, ntype: str, name: Callable[[int], str]) -> None:
     """Refuse seeds that a model must not be asked for; `name` says which a row is."""
     used = np.concatenate([seeds.used(word) for word in WORDS])
@@ -224,5 +214,8 @@ def check_seeds(pairs: np.ndarray, store: Store, ntype: str, name: Callable[[int
         raise InputError(f"{name(int(wrong[0]))}: the seed is at {said(times[wrong[0]])}, before "
                          f"all data, which begin at {said(first)}; "
                          f"{several(len(wrong), 'seed')} of {len(times):,} are such")
-    if rows is not None:
-        check_rows(pairs, rows, ntype)
+    if rows is not None and len(wrong := np.flatnonzero(times < rows[pairs[:, 0]])):
+        node, time = pairs[wrong[0]]
+        raise InputError(f"seed {node} of '{ntype}' is at {said(time)}, before its row, which is "
+                         f"of {said(rows[node])}; {several(len(wrong), 'seed')} of "
+                         f"{len(times):,} are such")

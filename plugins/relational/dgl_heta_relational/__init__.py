@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from dgl_heta import Reader, hookimpl
-from dgl_heta_relational.settings import RelationalSettings
+from dgl_heta_relational.settings import (
+    RelationalSettings,
+    directory_settings,
+    is_directory_of_tables,
+)
 
 if TYPE_CHECKING:
     from dgl_heta import GraphSource, Schema
@@ -35,8 +39,6 @@ class Relational(Reader):
     options = Options()
 
     def matches(self, path: Path) -> bool:
-        from dgl_heta_relational.parquet import is_directory_of_tables
-
         return is_directory_of_tables(path)
 
     def schema(self, path: Any, **options: Any) -> Schema:
@@ -60,7 +62,6 @@ class Relational(Reader):
 
             return SqlDatabase(path, self.settings), self.settings
         from dgl_heta_relational.duck import DuckDatabase
-        from dgl_heta_relational.parquet import directory_settings
 
         if isinstance(path, str):
             return DuckDatabase(Path(path.partition(":///")[2]), self.settings), self.settings

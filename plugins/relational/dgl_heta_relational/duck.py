@@ -9,8 +9,7 @@ from typing import Any
 
 from dgl_heta import HetaError, InputError
 from dgl_heta.tools import optional
-from dgl_heta_relational.parquet import parquet_files
-from dgl_heta_relational.settings import RelationalSettings
+from dgl_heta_relational.settings import RelationalSettings, parquet_files
 from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_declared_case
 from dgl_heta_relational.values import as_declared, declared
 
@@ -44,7 +43,8 @@ class DuckDatabase(Database):
                 self._connection.begin()
                 for name, file in self._files.items():
                     self._connection.execute(f"CREATE VIEW {self.quoted(name)} AS SELECT * FROM "
-                                             f"read_parquet({self.quoted(str(file), chr(39))})")
+                                             f"read_parquet({self.quoted(str(file), chr(39))}, "
+                                             "hive_partitioning = false)")
                 self.tables = in_declared_case(self._reflected(settings.schemas))
         except BaseException:
             self.close()

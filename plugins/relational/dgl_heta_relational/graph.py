@@ -97,7 +97,6 @@ class _Read:
     ids, times : of each row.
     asked : its foreign keys.
     ends : how many rows there were after each batch.
-    timeless : how many rows have no time, of a table that has one.
     """
 
     spool: Spool
@@ -106,7 +105,6 @@ class _Read:
     times: ArrayFile
     asked: dict[ForeignKey, _Asked]
     ends: list[int] = field(default_factory=lambda: [0])
-    timeless: int = 0
 
     @property
     def count(self) -> int:
@@ -161,10 +159,6 @@ class _Reading:
             raise HetaError(f"table '{table.name}' of {self._database.where} changed while it was "
                             f"read: it has {read.count:,} rows, and had "
                             f"{self._sizes[table.name]:,}; read it when nothing writes to it")
-        if read.timeless:
-            log.warning("%s of %s rows of table '%s' have no time in '%s', so they are always "
-                        "there, for seeds of any time", f"{read.timeless:,}", f"{read.count:,}",
-                        table.name, table.time)
         for columns in own:
             if (pair := self._shards[table.name, columns].repeated()) is not None:
                 raise InputError(f"table '{table.name}' of {self._database.where} has two rows "
@@ -200,7 +194,6 @@ class _Reading:
                 raise InputError(f"column '{table.time}' of table '{table.name}' of "
                                  f"{self._database.where} has a date that is no time of a row "
                                  f"({error}); correct it, or leave it empty") from None
-            read.timeless += batch.column(table.time).null_count
         for feature in read.features:
             feature.see(batch.column(feature.column))
         read.spool.write(batch)

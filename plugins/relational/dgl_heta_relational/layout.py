@@ -53,7 +53,7 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
     tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
               for name, table in _chosen(database, settings).items()}
     for name, table in tables.items():
-        keys = [_followed(table, key, tables, database, settings) for key in table.foreign]
+        keys = [_followed(table, key, tables, database) for key in table.foreign]
         tables[name] = replace(table, foreign=tuple(key for key in keys if key is not None),
                                aside=tuple(table.foreign_columns))
     referred = {key.table for table in tables.values() for key in table.foreign}
@@ -124,8 +124,8 @@ def _said(kind: str) -> str:
     return "text" if kind == "large_string" else "what is no type" if kind == "None" else kind
 
 
-def _followed(table: Table, key: ForeignKey, tables: Mapping[str, Table], database: Database,
-              settings: RelationalSettings) -> ForeignKey | None:
+def _followed(table: Table, key: ForeignKey, tables: Mapping[str, Table], database: Database
+              ) -> ForeignKey | None:
     """A foreign key with the columns that it refers to, None if it leads to a table that is not
     read; refuse what cannot be right."""
     what = f"foreign key '{key.name}' of table '{table.name}'"

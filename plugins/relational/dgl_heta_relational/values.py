@@ -108,6 +108,10 @@ class BatchMaker:
         if kind in (pa.uint64(), pa.large_binary()):  # of values that tell less
             return pa.array(values, kind)
         found = _known(pa.array(values))
+        if pa.types.is_temporal(found.type) and len({
+                (type(value), getattr(value, "tzinfo", None) is None)
+                for value in values if value is not None}) > 1:
+            raise TypeError("Arrow would cut times beside dates, and take all for times of a zone")
         if kind is None:  # with as many digits as a batch happens to need
             return pc.cast(found, pa.float64()) if pa.types.is_decimal(found.type) else found
         if found.null_count == len(found):

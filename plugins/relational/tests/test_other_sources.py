@@ -10,7 +10,7 @@ import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.duck import DuckDatabase
 from dgl_heta_relational.graph import read_graph
-from dgl_heta_relational.parquet import directory_settings
+from dgl_heta_relational.settings import directory_settings
 
 from dgl_heta import HetaError, InputError, Relation
 from dgl_heta.graph.readers import open_source
@@ -77,6 +77,13 @@ def test_files_of_relbench_say_their_keys_themselves(tmp_path):
     assert edges(source) == [(0, 1)]
     assert "order" not in source.node_ids
     assert "order" in source.times
+    chosen = directory_settings(tmp_path, RelationalSettings.model_validate(
+        {"tables": {"order": {"features": {"total": "none"}}}}))
+    with DuckDatabase(tmp_path, chosen) as database:
+        again = read_graph(database, chosen, "SELECT 7 AS id, '2020-01-01' AS time, 1 AS label")
+    assert edges(again) == [(0, 1)]
+    assert [r["column"] for r in again.info["columns"]["order"]] == ["id", "placed"]
+    assert again.write_seeds is not None  # files answer queries, too
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):

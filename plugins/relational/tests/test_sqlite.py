@@ -5,18 +5,23 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from contextlib import closing
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.graph import read_graph
 from dgl_heta_relational.sql import SqlDatabase
+from dgl_heta_relational.values import TIME, BatchMaker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta import HetaError, InputError, Relation
+from dgl_heta.graph.changes import columns_text
 from dgl_heta.graph.readers import open_source
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.directory import open_partition
@@ -229,16 +234,16 @@ def test_references_may_be_written_in_another_case(tmp_path):
     assert all(named(one, relation) == named(two, relation) for relation in one.edges)
 
 
-def test_rows_without_their_time_are_counted(tmp_path, caplog):
+def test_rows_without_their_time_are_counted(tmp_path):
     """They are always there, of node types and of link tables."""
     url = made(tmp_path / "shop.db", SHOP, """ALTER TABLE friend ADD since DATE;
         UPDATE friend SET since = '2020-01-01' WHERE one = 3;
         UPDATE "sales order" SET placed = NULL WHERE late""")
-    read(url, tables={"sales order": {"time": "placed"}, "friend": {"time": "since"}})
-    told = [r.message for r in caplog.records if "have no time" in r.message]
-    assert told == ["2 of 4 rows of table 'sales order' have no time in 'placed', so they are "
-                    "always there, for seeds of any time",
-                    "3 of 4 rows of table 'friend' have no time in 'since', so they are always "
+    source = read(url, tables={"sales order": {"time": "placed"}, "friend": {"time": "since"}})
+    told = [text for text in columns_text(source) if "have no time" in text]
+    assert told == ["2 of 4 rows of 'sales order' have no time, so they are always there, for "
+                    "seeds of any time",
+                    "2 of 2 edges of 'customer friend customer' have no time, so they are always "
                     "there, for seeds of any time"]
 
 
@@ -314,6 +319,26 @@ def test_what_the_driver_cannot_read_is_one_line(tmp_path):
     url = made(tmp_path / "shop.db", SHOP, "UPDATE customer SET name = CAST(x'ff' AS TEXT)")
     with pytest.raises(HetaError, match="cannot read sqlite:///.*shop.db: Could not decode"):
         read(url)
+
+
+def test_values_of_drivers_are_neither_cut_nor_guessed():
+    kinds = {"at": TIME, "is": pa.bool_(), "many": pa.int64()}
+
+    def batch(name: str, *values: Any) -> list[Any]:
+        return BatchMaker("a table", kinds).batch([name], [values]).column(0).to_pylist()
+
+    def when(zone: int | None, month: int) -> datetime:
+        return datetime(2020, month, 1, 5 + (zone or 0), tzinfo=None if zone is None else
+                        timezone(timedelta(hours=zone)))
+
+    assert [each.hour for each in batch("at", when(1, 1), when(2, 7))] == [5, 5]
+    assert batch("is", 0, None, 1.0) == [False, None, True]
+    assert batch("many", Decimal(2), None) == [2, None]
+    for name, *values in (("at", when(1, 1), when(None, 1)),
+                          ("at", date(2020, 1, 1), when(None, 1)), ("at", 5), ("is", 2),
+                          ("is", "1"), ("many", 1.5), ("many", "1")):
+        with pytest.raises(InputError, match=r"correct it|values of different types"):
+            batch(name, *values)
 
 
 @pytest.mark.parametrize("url", [
