@@ -113,21 +113,24 @@ class HopSetting(TrainingSetting):
     """Both ways of a call on the hops of a batch."""
 
     def whole(self) -> MiniBatch:
-        mini: Any = self.batch.mini_batch()
-        return self._blocks(mini.hops)
+        return self._blocks(self.batch.mini_batch())
 
     def sample(self, most: int) -> MiniBatch:
         if isinstance(self.batch.step, LinkStep):  # links are told by the places of these seeds
             return self.whole()
         sampled: Any = super().sample(most)
-        return self._blocks(sampled.hops) if hasattr(sampled, "hops") else sampled
+        if not hasattr(sampled, "hops"):  # the whole batch
+            return sampled
+        mini: Any = self.batch.mini_batch()
+        return self._blocks(replace(sampled, hops=sampled.hops.as_of(mini.hops.moments)))
 
     def known(self, value: Any) -> bool:
         return isinstance(value, MiniBatch | _Own)
 
-    def _blocks(self, hops: Hops) -> MiniBatch:
+    def _blocks(self, batch: Any) -> MiniBatch:
         """The hops as blocks, whose ids are pairs of a hop and a node, for seeds of all workers."""
-        self.hops, ids = hops, {}
+        self.hops = hops = batch.hops
+        ids: dict[str, np.ndarray] = {}
         for ntype, nodes in hops.nodes.items():
             counts = hops.num_nodes[ntype]
             ids[ntype] = nodes + _HOP * np.repeat(np.arange(len(counts)), counts)
@@ -136,8 +139,7 @@ class HopSetting(TrainingSetting):
                 ids[ntype][:counts[0]] = places.numpy()
         depth = len(next(iter(hops.num_nodes.values()))) - 1
         blocks = [self._block(hops, depth - hop, hop) for hop in reversed(range(depth))]
-        return MiniBatch(blocks, ids, {t: hops.nodes[t][:share.total]
-                                       for t, share in hops.seeds.items()})
+        return MiniBatch(blocks, ids, batch.seeds)
 
     def _block(self, hops: Hops, layer: int, hop: int) -> Block:
         above, below = ({t: sum(of[:count]) for t, of in hops.num_nodes.items()}
