@@ -36,5 +36,7 @@ def test_models_are_proved_where_they_can_be_and_it_is_said_where_not(tmp_path: 
     assert "output[0] differs" in wrong
     scores = of_worker.pop("scores of links")
     assert scores[0] == 1 or "returns no rows of seeds" in scores[1]
+    assert of_worker.pop("a number of one worker") == [
+        0, "argument args[1]['numbers of the script'][0] is not the same number on all trainers"]
     assert of_worker.pop("numbers that change") == [3, None]
     assert set(map(str, of_worker.values())) == {"[1, None]"}
