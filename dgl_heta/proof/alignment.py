@@ -135,6 +135,8 @@ def agree(comm: Comm, tensors: Iterable[tuple[Path, Tensor, list[Level]]]) -> li
                                  f"{' and of '.join(sorted(types))}, so it is not known of which")
         if shared:
             level = shared[0]
+        elif not (constant or many[0][3]):
+            raise NotProvedError(f"argument {show(path)} is not the same number on all trainers")
         elif not (constant and entries[0][7] is not None):
             raise NotProvedError(f"argument {show(path)} of shape {tuple(many[0][3])} has not as "
                                  "many rows as any layer of the batch has nodes")

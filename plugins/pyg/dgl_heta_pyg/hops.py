@@ -9,7 +9,7 @@ worker that has them: only seeds are merged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,16 @@ class Hops:
         if ntype in self.row_times:
             found["time"] = self.row_times[ntype][found["n_id"]]
         return found
+
+    def as_of(self, moments: Moments | None) -> Hops:
+        """The same with the numbers that pairs have among other seeds, which have these times, too.
+        """
+        if self.moments is None or moments is None:
+            return self
+        places = np.searchsorted(moments.times, self.moments.times)
+        numbers = {t: nodes + moments.counts[t] * (places - np.arange(len(places)))[
+            nodes // moments.counts[t]] if len(nodes) else nodes for t, nodes in self.nodes.items()}
+        return replace(self, moments=moments, nodes=numbers)
 
     def find_once(self, group: Comm) -> None:
         """Agree with the workers of the group on `once`."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 from torch_geometric.nn import HANConv, HeteroBatchNorm
 
 from dgl_heta.tools import (
@@ -51,10 +52,12 @@ class HopProof(StepProof):
     def compare(self, model: nn.Module, origin: Origin, given: Any, outputs: Iterable[Tensor]
                 ) -> None:
         """Compare a call of the model, with `(args, kwargs)` of a batch, where a proof is due."""
-        named = type(type(model).__name__, (_Call,), {})
-        self.prove(named(model), origin.step, {"given": _marked(given, origin), "x": {
+        named, marked = type(type(model).__name__, (_Call,), {}), _marked(given, origin)
+        self.prove(named(model), origin.step, {"given": marked, "x": {
             key: value for value, key, name, one in origin.own if (name, one) == ("x", None)},
-            "ones": _Own(origin.ones)}, outputs)
+            "ones": _Own(origin.ones), "numbers of the script": [
+                torch.tensor(x, dtype=torch.float64) for x in tree_flatten(marked)[0]
+                if isinstance(x, int | float)]}, outputs)
 
 
 class _Call(nn.Module):
@@ -120,21 +123,24 @@ class HopSetting(TrainingSetting):
     hops: Hops
 
     def whole(self) -> MiniBatch:
-        mini: Any = self.batch.mini_batch()
-        return self._blocks(mini.hops)
+        return self._blocks(self.batch.mini_batch())
 
     def sample(self, most: int) -> MiniBatch:
         if isinstance(self.batch.step, LinkStep):  # links are told by the places of these seeds
             return self.whole()
         sampled: Any = super().sample(most)
-        return self._blocks(sampled.hops) if hasattr(sampled, "hops") else sampled
+        if not hasattr(sampled, "hops"):  # the whole batch
+            return sampled
+        mini: Any = self.batch.mini_batch()
+        return self._blocks(replace(sampled, hops=sampled.hops.as_of(mini.hops.moments)))
 
     def known(self, value: Any) -> bool:
         return isinstance(value, MiniBatch | _Own)
 
-    def _blocks(self, hops: Hops) -> MiniBatch:
+    def _blocks(self, batch: Any) -> MiniBatch:
         """The hops as blocks, whose ids are pairs of a hop and a node, for seeds of all workers."""
-        self.hops, ids = hops, {}
+        self.hops = hops = batch.hops
+        ids: dict[str, np.ndarray] = {}
         for ntype, nodes in hops.nodes.items():
             counts = hops.num_nodes[ntype]
             ids[ntype] = nodes + _HOP * np.repeat(np.arange(len(counts)), counts)
@@ -144,8 +150,7 @@ class HopSetting(TrainingSetting):
                 ids[ntype][:counts[0]] = places.numpy()
         depth = len(next(iter(hops.num_nodes.values()))) - 1
         blocks = [self._block(hops, depth - hop, hop) for hop in reversed(range(depth))]
-        return MiniBatch(blocks, ids, {t: hops.nodes[t][:share.total]
-                                       for t, share in hops.seeds.items()})
+        return MiniBatch(blocks, ids, batch.seeds)
 
     def _block(self, hops: Hops, layer: int, hop: int) -> Block:
         above, below = ({t: sum(of[:count]) for t, of in hops.num_nodes.items()}
@@ -197,5 +202,15 @@ def _instead(hops: Hops, given: Any, run: Run, seeds: Mapping[str, Any],
     for ntype, share in seeds.items():
         batch[ntype].batch_size = share.own
     ones = [batch.to_homogeneous(*args, **kwargs) for args, kwargs in inputs.pop("ones").value]
-    return lambda item: run if isinstance(item, MiniBatch) else (
+    rows = [sum(of) for of in hops.num_nodes.values()]
+
+    def by_type(output: Any) -> Any:
+        """The rows of one graph, where a type stands after the other."""
+        whole = ones and isinstance(output, Tensor) and output.dim() and len(output) == sum(rows)
+        return dict(zip(hops.num_nodes, output.split(rows))) if whole else output
+
+    def typed(model: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(by_type, run(model, args, kwargs))
+
+    return lambda item: typed if isinstance(item, MiniBatch) else (
         item.of(batch, ones) if isinstance(item, _Own) else item)

@@ -6,13 +6,13 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dgl_heta_pyg
 import torch
 from torch import nn
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import RGCNConv, SAGEConv
 
 import dgl_heta
 
@@ -32,9 +32,28 @@ class Model(nn.Module):
         return self.outputs(self.alpha * self.conv(rows, edges[CITES]), x, *more)
 
 
-def said_of(part: Any, loader: Any, outputs: Callable[..., Any], given: Callable[[Any], Any] | None
-            = None, steps: int = 1) -> Any:
-    model = dgl_heta_pyg.distribute(Model(part.spec(1).input_dims["paper"], outputs), part)
+class OneGraph(nn.Module):
+    """Returns the rows of all types, one type after the other."""
+
+    def __init__(self, widths: Mapping[str, int], relations: int) -> None:
+        super().__init__()
+        self.lins = nn.ModuleDict({t: nn.Linear(width, 4) for t, width in widths.items()})
+        self.conv = RGCNConv(4, 4, relations)
+
+    def forward(self, x: Any, edges: Any, of_edges: Any) -> Any:
+        rows = torch.cat([self.lins[t](rows) for t, rows in x.items()])
+        return self.conv(self.conv(rows, edges, of_edges).relu(), edges, of_edges)
+
+
+def as_one(batch: Any) -> Any:
+    one = batch.to_homogeneous(node_attrs=["n_id"])
+    return batch.x_dict, one.edge_index, one.edge_type
+
+
+def said_of(part: Any, loader: Any, outputs: Any, given: Callable[[Any], Any] | None = None,
+            steps: int = 1) -> Any:
+    model = dgl_heta_pyg.distribute(outputs if isinstance(outputs, nn.Module) else Model(
+        part.spec(1).input_dims["paper"], outputs), part)
     try:
         for step, batch in enumerate(loader):
             if step == steps:
@@ -69,6 +88,11 @@ def main(paper: str, two: str) -> None:
                 batch.x_dict, batch.edge_index_dict, batch.collect("edge_attr"))),
         "rows alone": said_of(part, loader, lambda rows, x: rows,
                               lambda batch: (batch["paper"].x, batch.edge_index_dict)),
+        "all rows of one graph": said_of(part, loader, OneGraph(
+            part.spec(1).input_dims, len(part.schema.relations)), as_one),
+        "a number of one worker": said_of(
+            part, loader, lambda rows, x, many: rows * many,
+            lambda batch: (batch.x_dict, batch.edge_index_dict, 1 + part.rank)),
     }
     part = dgl_heta.open_partition(two, [*SETTINGS, 'task.targets=["paper","author"]'])
     links = torch.stack([torch.arange(40) % 3, torch.arange(40)])

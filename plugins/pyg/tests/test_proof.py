@@ -43,5 +43,7 @@ def test_models_are_proved_where_they_can_be_and_it_is_said_where_not(tmp_path: 
     proved, told = of_worker.pop("arrays of edges")
     assert not proved
     assert "is given edge_attr of 'author writes paper', which one worker has" in told
+    assert of_worker.pop("a number of one worker") == [
+        0, "argument args[1]['numbers of the script'][0] is not the same number on all trainers"]
     assert of_worker.pop("numbers that change") == [3, None]
     assert set(map(str, of_worker.values())) == {"[1, None]"}
