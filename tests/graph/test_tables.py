@@ -100,8 +100,8 @@ def test_ids_in_a_store_that_was_signed_again_cannot_lead_out_of_their_text(tmp_
     assert isinstance(ids, NodeIds)
     with pytest.raises(InputError, match="lead out of their text"):
         ids.names(0, 2)
-    edit_text(tmp_path / "store/manifest.json", '"version": 2', '"version": 5')
-    with pytest.raises(InputError, match="format version 5; this dgl-heta reads versions 1 to 4"):
+    edit_text(tmp_path / "store/manifest.json", '"version": 2', '"version": 6')
+    with pytest.raises(InputError, match="format version 6; this dgl-heta reads versions 1 to 5"):
         Store(tmp_path / "store")
 
 
