@@ -49,7 +49,7 @@ def test_modules_of_relations_and_what_is_hung_on_them(machines: int, trainers: 
 
 
 def test_running_statistics_of_dgls_convolutions_are_those_of_who_ran_them(tmp_path) -> None:
-    names = [f'{HERE}.children:kept_statistics "{kind}"' for kind in ("sage", "gat")]
+    names = [f'{HERE}.children:kept_statistics "{kind}"' for kind in ("graph", "sage", "gat")]
     for one, other in run(names, 2, 1, tmp_path, raf=True).values():
         assert (one.error, other.error) == (None, None)
         assert any(name.endswith("running_mean") for name in one.arrays)
