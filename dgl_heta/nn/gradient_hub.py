@@ -46,25 +46,17 @@ def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A `backward` whose results cannot be differentiated again: that is an error.
+    """A `backward` whose results cannot be differentiated again: to ask for that is an error.
 
-    PyTorch's `once_differentiable` lets a gradient of gradients pass, as a constant, where the loss
-    is linear in what a function gives.
+    PyTorch's `once_differentiable` gives results that fail when they are differentiated, unless
+    that is by other inputs alone (`torch.autograd.grad`): then what it would add is missing.
     """
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
-        with torch.no_grad():
-            grads_in = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return grads_in
-        every = grads_in if isinstance(grads_in, tuple) else (grads_in,)
-        there = [x for x in every if x is not None]
-        error = torch._C._functions.DelayedError(  # type: ignore[attr-defined]
-            b"a gradient of a compiled kernel cannot be differentiated again; use the kernel "
-            b"'torch' (train.kernel)", len(there))
-        marked = iter(error(*(x.detach().requires_grad_() for x in there)) if there else ())
-        every = tuple(None if x is None else next(marked) for x in every)
-        return every if isinstance(grads_in, tuple) else every[0]
+        if torch.is_grad_enabled():
+            raise HetaError("a gradient of a compiled kernel cannot be differentiated again "
+                            "(create_graph); use the kernel 'torch' (train.kernel)")
+        return backward(ctx, *grads)
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.support.programs import SHAPES, dealt, differences, run
@@ -45,6 +46,15 @@ def test_modules_of_relations_and_what_is_hung_on_them(machines: int, trainers: 
                                                        ) -> None:
     programs = dealt([*EXACT, *HOOKED], machines, trainers)
     assert differences(programs, machines, trainers, tmp_path) == {}
+
+
+def test_running_statistics_of_dgls_convolutions_are_those_of_who_ran_them(tmp_path) -> None:
+    names = [f'{HERE}.children:kept_statistics "{kind}"' for kind in ("graph", "sage", "gat")]
+    for one, other in run(names, 2, 1, tmp_path, raf=True).values():
+        assert (one.error, other.error) == (None, None)
+        assert any(name.endswith("running_mean") for name in one.arrays)
+        for name, values in one.arrays.items():
+            np.testing.assert_array_equal(values, other.arrays[name], name)
 
 
 def test_rows_of_several_dtypes(tmp_path) -> None:

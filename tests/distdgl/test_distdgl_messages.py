@@ -17,7 +17,7 @@ from dgl.nn import GATConv
 from dgl.nn.functional import edge_softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from dgl_heta.distdgl.activate import every_patch
 from dgl_heta.distdgl.blocks.relation_graph import RelationEdges, RelationGraph
@@ -181,6 +181,26 @@ def test_gat_conv_runs_itself_otherwise(options: dict[str, object], why: str) ->
         assert gat_conv.fits(RelationCall(module.eval(), edges, rows, rows))
     assert not gat_conv.fits(RelationCall(module, edges, rows, rows,
                                           kwargs={"get_attention": True}))
+
+
+class AlwaysDropped(nn.Dropout):
+    """As of Monte Carlo dropout: in evaluation, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.p)
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("fc", nn.Linear(4, 4)), ("attn_drop", AlwaysDropped()), ("feat_drop", nn.Identity()),
+    ("feat_drop", nn.LayerNorm(4)), ("attn_l", nn.Parameter(torch.ones(1, 1, 2))),
+    ("leaky_relu", nn.ELU()), ("activation", nn.BatchNorm1d(2)), ("res_fc", nn.Linear(4, 4))])
+def test_gat_conv_with_another_part_runs_itself(name: str, part: nn.Module) -> None:
+    module = GATConv(4, 2, 2, allow_zero_in_degree=True).eval()
+    edges = RelationBlock(Relation("a", "r", "b"), 0, torch.tensor([0, 1]), torch.zeros(1))
+    call = RelationCall(module, edges, torch.zeros(1, 4), torch.zeros(1, 4))
+    assert gat_conv.fits(call)
+    setattr(module, name, part)
+    assert not gat_conv.fits(call)
 
 
 @settings(max_examples=20, deadline=None)

@@ -34,11 +34,14 @@ def fits(call: RelationCall) -> bool:
             and isinstance(rows, Tensor) and rows.dim() == 2
             and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
             and module._allow_zero_in_degree and module.res_fc is None
-            and not any(drop.p and drop.training for drop in (module.feat_drop, module.attn_drop))
+            and all(type(drop) is nn.Dropout and not (drop.p and drop.training)
+                    for drop in (module.feat_drop, module.attn_drop))
             and all(is_plain_module(layer, nn.Linear) and layer.bias is None
                     for layer in _linears(module))
             and is_plain_module(module.leaky_relu, nn.LeakyReLU)
             and module.leaky_relu.negative_slope == SLOPE
+            and module.attn_l.shape == module.attn_r.shape == (
+                1, module._num_heads, module._out_feats)
             and not torch.is_autocast_cpu_enabled())
 
 

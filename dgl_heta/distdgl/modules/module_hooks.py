@@ -32,6 +32,8 @@ def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
 
     Parametrized modules are of a class of their own (`torch.nn.utils.parametrize`); the older
     weight_norm and spectral_norm are hooks; compiled modules are wrapped, or have another call.
+    One with buffers (a batch norm as its activation) is not plain: they are brought to the other
+    trainers of modules that are called.
 
     Parameters
     ----------
@@ -39,14 +41,15 @@ def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
     """
     return (type(module) is kind and _as_defined(kind) and not any(
                 _hooks_in(getattr(modules, f"_global{name}")) for name in _HOOKS)
-            and all(_unhooked(part) for part in module.modules()))
+            and all(_plain(part) for part in module.modules()))
 
 
-def _unhooked(module: nn.Module) -> bool:
+def _plain(module: nn.Module) -> bool:
     # Not by attributes: a method on the class is no method of the module's own.
     own = module.__dict__
     return (not any(_hooks_in(own.get(name) or {}) for name in _HOOKS) and "forward" not in own
-            and own.get("_compiled_call_impl") is None)
+            and own.get("_compiled_call_impl") is None
+            and all(buffer is None for buffer in own["_buffers"].values()))
 
 
 def _hooks_in(registered: Mapping[int, Any]) -> bool:

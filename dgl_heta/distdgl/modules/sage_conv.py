@@ -28,6 +28,7 @@ def fits(call: RelationCall) -> bool:
     module = call.module
     return (is_plain_module(module, SAGEConv) and module._aggre_type == "mean"
             and not call.args and not call.kwargs
+            and type(module.feat_drop) is nn.Dropout
             and not (module.feat_drop.p and module.feat_drop.training)
             and all(is_plain_module(layer, nn.Linear)
                     for layer in (module.fc_self, module.fc_neigh))

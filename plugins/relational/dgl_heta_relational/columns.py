@@ -47,7 +47,10 @@ class Feature:
         self.nulls += column.null_count
         self.known += len(column) - column.null_count
         if len(self.values) <= FEW:
-            self.values.update(pc.unique(column.drop_null()).slice(0, FEW + 1).to_pylist())
+            few = pc.unique(column.drop_null()).slice(0, FEW + 1)
+            if pa.types.is_temporal(few.type):  # Python has not all times
+                few = few.view(pa.int32() if pa.types.is_date32(few.type) else pa.int64())
+            self.values.update(few.to_pylist())
 
     @property
     def constant(self) -> bool:

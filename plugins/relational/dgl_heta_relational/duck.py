@@ -62,7 +62,7 @@ class DuckDatabase(Database):
     def _read(self, query: str, what: str, columns: Mapping[str, Any] | None) -> Iterator[Any]:
         with self._told():
             for batch in self._reader(query, what):
-                yield as_declared(batch)
+                yield as_declared(batch, f"{what} of {self.where}")
 
     def _reader(self, query: str, what: str) -> Any:
         asked = self._connection.sql(query)

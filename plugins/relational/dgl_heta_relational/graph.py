@@ -168,21 +168,21 @@ class _Reading:
     def _add(self, table: Table, own: list[tuple[str, ...]], batch: Any, read: _Read) -> None:
         """Add rows of a table, whose ids are in `own` columns: the primary key, and whatever else
         foreign keys refer to."""
+        what = f"table '{table.name}' of {self._database.where}"
         for columns in own:
-            ids = joined(batch, columns)
+            ids = joined(batch, columns, what)
             if columns == table.key:
                 if ids.null_count:
                     row = read.count + int(np.flatnonzero(ids.is_null())[0]) + 1
-                    raise InputError(f"table '{table.name}' of {self._database.where}, row {row}: "
-                                     f"its key ({', '.join(columns)}) is empty; every row needs "
-                                     "one")
+                    raise InputError(f"{what}, row {row}: its key ({', '.join(columns)}) is empty; "
+                                     "every row needs one")
                 read.ids.append(ids)
             elif ids.null_count:
                 ids = pa.array([f"{NOBODY}{read.count + i}" if text is None else text
                                 for i, text in enumerate(ids.to_pylist())], pa.large_string())
             self._shards[table.name, columns].add(ids, read.count)
         for key, asked in read.asked.items():
-            ids = joined(batch, key.columns)
+            ids = joined(batch, key.columns, what)
             question, places = self._shards[key.table, key.referred].ask(ids.fill_null(NOBODY))
             asked.questions.append(question)
             asked.places.append(places)

@@ -25,7 +25,7 @@ from dgl_heta.tools import (
     split_words,
 )
 from dgl_heta_relational.columns import Feature, Spool
-from dgl_heta_relational.tables import Database, Table
+from dgl_heta_relational.tables import Database, Table, check_key
 
 log = logging.getLogger("dgl_heta")
 MARK = b"dgl-heta seeds"
@@ -108,6 +108,7 @@ def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> See
     spool = Spool(scratch, "the query of --task", _schema(first, query))
     with closing(spool):
         for batch in itertools.chain([first], batches):
+            check_key(batch.column("id"), "id", "the query of --task")
             try:
                 spool.write(batch)
             except (pa.ArrowException, ValueError):

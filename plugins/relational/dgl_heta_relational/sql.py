@@ -139,7 +139,8 @@ class SqlDatabase(Database):
         timer.start()
         try:
             yield
-        except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error, OSError) as error:
+        except (sa.exc.SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error, OSError,
+                ValueError, OverflowError) as error:  # a time before Christ, which Python has not
             cause = getattr(error, "orig", None) or error
             lines = str(cause).strip().splitlines() or [type(cause).__name__]
             reason = " ".join(line.strip() for line in lines[:2])
@@ -220,8 +221,9 @@ def arrow_type(declared: Any) -> Any:
     if isinstance(declared, types.BigInteger) and unsigned:
         return pa.uint64()
     if kind is decimal.Decimal:
-        return pa.int64() if declared.scale == 0 and (declared.precision or 99) < 19 else (
-            pa.float64())
+        if declared.scale == 0 and declared.precision:
+            return pa.int64() if declared.precision < 19 else pa.decimal128(38)
+        return pa.float64()
     return _ARROW.get(kind)
 
 

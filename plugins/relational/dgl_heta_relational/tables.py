@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dgl_heta import InputError
 from dgl_heta.tools import as_text
 
 ROWS = 1 << 16
@@ -78,11 +79,31 @@ def in_declared_case(found: Iterable[Table]) -> dict[str, Table]:
             for name, table in tables.items()}
 
 
-def joined(batch: Any, columns: Sequence[str]) -> Any:
+def check_key(column: Any, name: str, what: str) -> None:
+    """
+    Raises
+    ------
+    InputError
+        Numbers with a fraction's type that are too large to be told from their neighbours.
+    """
+    if pa.types.is_floating(column.type):
+        limit = {16: 11, 32: 24, 64: 53}[column.type.bit_width]
+        large = column.filter(pc.greater_equal(pc.abs(column), 2.0 ** limit)).drop_null()
+        if len(large):
+            raise InputError(f"column '{name}' of {what} is a key, but has such numbers as "
+                             f"{large[0].as_py():.0f}, of which {column.type} holds not every one, "
+                             "so rows could be taken for others; declare it as whole numbers, or "
+                             "read a view that CASTs it to text")
+
+
+def joined(batch: Any, columns: Sequence[str], what: str) -> Any:
     """The key of each row as text (large_string), null where a column is.
 
-    Several columns are joined by :data:`SEPARATOR`; a backslash stands before one in a text.
+    Several columns are joined by :data:`SEPARATOR`; a backslash stands before one in a text. `what`
+    the rows are of is for messages.
     """
+    for name in columns:
+        check_key(batch.column(name), name, what)
     texts = [as_text(batch.column(name)) for name in columns]
     if len(texts) == 1:
         return texts[0]

@@ -33,13 +33,26 @@ def seconds_of(column: Any) -> np.ndarray:
 
 def declared(kind: Any) -> Any:
     """The type that :func:`as_declared` makes of one of Arrow's; None where readers know none."""
-    kind = _known(pa.array([], kind)).type
+    kind = _known(pa.nulls(0, kind)).type
     return None if sort_of(kind) == "other" else kind
 
 
-def as_declared(batch: Any) -> Any:
-    """A batch with its columns in the types that readers know; others as they are."""
-    return pa.record_batch([_known(column) for column in batch.columns], batch.schema.names)
+def as_declared(batch: Any, what: str) -> Any:
+    """A batch with its columns in the types that readers know; others as they are.
+
+    Raises
+    ------
+    InputError
+        A time that microseconds do not reach, in rows of `what`.
+    """
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns):
+        try:
+            columns.append(_known(column))
+        except pa.ArrowInvalid as error:
+            raise InputError(f"column '{name}' of {what} has a value that cannot be read "
+                             f"({error}); correct it, or leave it empty") from None
+    return pa.record_batch(columns, batch.schema.names)
 
 
 def _known(column: Any) -> Any:
@@ -49,7 +62,8 @@ def _known(column: Any) -> Any:
         whole = pa.int32() if pa.types.is_time32(column.type) else pa.int64()
         return pc.divide(pc.cast(pc.cast(column, whole), pa.float64()), float(per_second))
     if pa.types.is_timestamp(column.type):  # what is finer than microseconds is cut
-        return pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz), safe=False), TIME)
+        return pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz),
+                               safe=column.type.unit != "ns"), TIME)
     if pa.types.is_floating(column.type):  # as pandas has a number that is missing
         return pc.if_else(pc.is_nan(column), None, column)
     return column

@@ -120,3 +120,33 @@ def test_duckdb(tmp_path):
         source = read_graph(database, chosen, None)
     assert edges(source) == [(0, 1)]
     assert source.times["order"][0] == 1577836800
+
+
+@pytest.mark.parametrize(("kind", "value", "wrong"), [
+    ("timestamp", "'infinity'", None), ("date", "'0044-03-15 (BC)'", None),
+    ("timestamp_s", "'infinity'", "'what' of table 'part' of .* has a value that cannot be read"),
+    ("union(a int, b varchar)", "1", None), ("uhugeint", "1267650600228229401496703205377", None)])
+def test_values_of_duckdb_that_others_have_not(kind, value, wrong, tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute(f"CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1);"
+                           f"CREATE TABLE part (id int PRIMARY KEY, item int REFERENCES item(id), "
+                           f"what {kind}); INSERT INTO part VALUES (1, 1, {value}), (2, 1, NULL)")
+    chosen = RelationalSettings()
+    with DuckDatabase(tmp_path / "shop.duckdb", chosen) as database:
+        if wrong:
+            with pytest.raises(InputError, match=wrong):
+                read_graph(database, chosen, None)
+        else:
+            assert read_graph(database, chosen, None).node_counts == {"item": 1, "part": 2}
+
+
+def test_keys_that_are_rounded_are_refused(tmp_path):
+    ids = [float(2**53), 3.0, None]
+    pq.write_table(pa.table({"id": [2**53, 2**53 + 1, 3]}), tmp_path / "item.parquet")
+    pq.write_table(pa.table({"id": [0, 1, 2], "item": ids}), tmp_path / "part.parquet")
+    chosen = RelationalSettings.model_validate({"tables": {
+        "item": {"key": ["id"]}, "part": {"key": ["id"], "foreign": {"item": "item"}}}})
+    with DuckDatabase(tmp_path, chosen) as database, pytest.raises(
+            InputError, match="column 'item' of table 'part' .* such numbers as 9007199254740992"):
+        read_graph(database, chosen, None)

@@ -156,3 +156,26 @@ def test_a_query_may_have_a_percent_sign(server, tmp_path):
     rows = pq.read_table(chosen.seeds).to_pylist()
     assert [row["id"] for row in rows] == [49, *range(490, 500)]
     assert rows[0]["label"] == 7
+
+
+def test_numbers_as_keys_are_exact_or_refused(server):
+    server.run('CREATE SCHEMA large', "CREATE TABLE large.item (id bigint PRIMARY KEY)",
+               "CREATE TABLE large.owner (id numeric(20, 0) PRIMARY KEY)",
+               "CREATE TABLE large.part (id int PRIMARY KEY, item numeric(20, 0), owner numeric)",
+               "INSERT INTO large.item VALUES (9007199254740992), (9007199254740993)",
+               "INSERT INTO large.owner VALUES (18446744073709551615), (18446744073709551614)",
+               "INSERT INTO large.part VALUES (1, 9007199254740993, 18446744073709551614)")
+    source = read(server.url, schemas=["large"], tables={"part": {"foreign": {"item": "item"}}})
+    ((part, item),) = source.edges[Relation("part", "item", "item")].chunks(9)
+    assert part.tolist() == [0]
+    assert source.node_ids["item"].names(0, 2)[item[0]] == "9007199254740993"
+    with pytest.raises(InputError, match="'owner' of table 'part' .* a key, but has such numbers"):
+        read(server.url, schemas=["large"], tables={"part": {"foreign": {"owner": "owner"}}})
+
+
+def test_a_time_that_python_has_not_is_one_line(server):
+    server.run("CREATE SCHEMA old", "CREATE TABLE old.coin (id int PRIMARY KEY, made date, "
+               "\"like\" int REFERENCES old.coin)",
+               "INSERT INTO old.coin VALUES (1, '0044-03-15 BC', 1)")
+    with pytest.raises(HetaError, match="cannot read .*: year -44 is out of range"):
+        read(server.url, schemas=["old"])

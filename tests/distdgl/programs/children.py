@@ -120,6 +120,19 @@ def batch_norm(t: Trainer) -> None:
     train(t, net(t, Normed))
 
 
+def kept_statistics(t: Trainer, kind: str) -> None:
+    """Running statistics of batch norms in DGL's own convolutions, as each trainer has them."""
+    model = net(t, {
+        "graph": lambda a, b: GraphConv(a, b, norm="right", activation=nn.BatchNorm1d(b)),
+        "sage": lambda a, b: SAGEConv(a, b, "mean", norm=nn.BatchNorm1d(b)),
+        "gat": lambda a, b: GATConv(a, b // 2, 2, allow_zero_in_degree=True,
+                                    activation=nn.BatchNorm1d(2))}[kind], "sum")
+    ids, _, blocks = next(iter(t.loader()))
+    t.parallel(model)(blocks, ids, t.features(ids)).sum().backward()
+    for name, buffer in model.named_buffers():
+        t.record(name, buffer.reshape(1, -1), torch.tensor([0]))
+
+
 # --- what a child reads of its graph ---------------------------------------------------------
 
 
