@@ -104,7 +104,6 @@ _LAZY = {
     "run_workers": "dgl_heta.launch.local",
     "Loader": "dgl_heta.training.loader",
     "LinkStep": "dgl_heta.training.tasks",
-    "check_seeds": "dgl_heta.training.tasks.timed_seeds",
     "share_of": "dgl_heta.training.tasks.task",
     "DistributedModel": "dgl_heta.training.distributed",
     "Place": "dgl_heta.training.batches",
@@ -138,7 +137,7 @@ __all__ = [
     "PatchTable", "PeerLostError", "Place", "Plugins", "RelationBlock", "RelationShape",
     "Relations", "SettingsOptions", "Shape", "StaticFeatures", "StepProof", "TextFile", "Traffic",
     "TrainingSetting", "agrees", "as_text", "changed", "check_archive", "check_file", "check_room",
-    "check_seeds", "check_source", "column_seconds", "config_name", "data_parallel", "file_sum",
+    "check_source", "column_seconds", "config_name", "data_parallel", "file_sum",
     "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes", "init_workers",
     "initial_rows", "is_part_config", "joined_labels", "kernel", "known_entries", "listing",
     "load_settings", "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array",
@@ -220,7 +219,6 @@ if TYPE_CHECKING:
     from dgl_heta.training.step_proof import StepProof, TrainingSetting
     from dgl_heta.training.tasks import LinkStep
     from dgl_heta.training.tasks.task import share_of
-    from dgl_heta.training.tasks.timed_seeds import check_seeds
 
 
 def __getattr__(name: str) -> Any:

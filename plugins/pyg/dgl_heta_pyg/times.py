@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from dgl_heta import InputError, Partition
-from dgl_heta.tools import check_seeds
 
 _PAIR = np.dtype([("node", np.int64), ("time", np.int64)])
 
@@ -40,8 +39,8 @@ def check_times(part: Partition, given: Any, attribute: str | None, strategy: st
 
 def with_times(part: Partition, ntype: str, nodes: np.ndarray, given: Any) -> np.ndarray:
     """Nodes at times, int64 (n, 2): those that are given, or those of their rows."""
+    rows = part.store.row_times(ntype)
     if given is None:
-        rows = part.store.row_times(ntype)
         if rows is None:
             raise InputError(f"the graph has times, but nodes of '{ntype}' have none of their own; "
                              "give the time of each seed, as input_time or edge_label_time")
@@ -51,7 +50,9 @@ def with_times(part: Partition, ntype: str, nodes: np.ndarray, given: Any) -> np
         raise InputError(f"times are {times.dtype}{list(times.shape)}; give a whole number for "
                          f"each of {len(nodes)} seeds")
     pairs = np.stack([nodes, times.astype(np.int64)], 1)
-    check_seeds(pairs, part.store, ntype, lambda at: f"seed {nodes[at]} of '{ntype}'")
+    if rows is not None and len(wrong := np.flatnonzero(pairs[:, 1] < rows[nodes])):
+        raise InputError(f"seed {nodes[wrong[0]]} of '{ntype}' is at {times[wrong[0]]}, before its "
+                         f"row, which is of {rows[nodes[wrong[0]]]}; {len(wrong):,} are such")
     return pairs
 
 

@@ -181,7 +181,7 @@ def test_times_of_a_file_are_those_of_its_arrays(tmp_path: Path) -> None:
 def test_two_workers_compute_what_one_does(tmp_path: Path) -> None:
     data, results = shop(), []
     rng = np.random.default_rng(5)
-    pairs = np.unique(np.stack([rng.integers(0, 25, 48), rng.integers(100, 200, 48)], 1), axis=0)
+    pairs = np.unique(np.stack([rng.integers(0, 25, 48), rng.integers(110, 200, 48)], 1), axis=0)
     pairs = pairs[:36]
     torch.save({"ids": torch.from_numpy(pairs[:, 0]), "times": torch.from_numpy(pairs[:, 1]),
                 "views": data[VIEWS].edge_index[:, :36], "when": data[VIEWS].time[:36]},

@@ -57,7 +57,7 @@ def main(directory: str, out_file: str, loading: str) -> None:
     assert model.proof is None or (model.proof.proved and not model.proof.told), model.proof
     many = torch.arange(40 * workers)  # a proof is of 32 of them
     (batch,) = dgl_heta_pyg.NeighborLoader(data, [3, 2], ("user", many % 25), batch_size=40,
-                                           input_time=100 + many)
+                                           input_time=105 + many)
     again = dgl_heta_pyg.distribute(to_hetero(Sage(), data.metadata()), data)
     again(with_age(batch), batch.edge_index_dict)["user"].sum().backward()
     assert again.proof is None or (again.proof.proved and not again.proof.told), again.proof.told
