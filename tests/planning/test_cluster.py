@@ -250,8 +250,10 @@ def test_without_replication_partitions_run_each_edge_once_and_fit_a_limit(plan,
     fields = receptive_fields(alone, (25, 20), 4096, 4096)
     for number, layer in enumerate(one.layers):
         assert sum(f.layers[number].edges for f in fields) == pytest.approx(layer.edges)
-    assert [one.beyond[-1] == "relations that are cut" for one in estimate(
-        alone, work, cluster(4))] == [True, True, False, False]
+    for cut in (True, False):  # measured
+        known = Coefficients.load().model_copy(update={"cut": cut})
+        assert ["relations that are cut" in one.beyond for one in estimate(
+            alone, work, cluster(4), known)] == [not cut, not cut, False, False]
     loads = raf_loads(alone, work, cluster(4), 1024, "replica")
     for ntype, rows in one.inputs.items():
         assert max(f.inputs.get(ntype, 0) for f in fields) <= rows * (1 + 1e-9)
