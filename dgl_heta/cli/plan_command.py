@@ -247,7 +247,7 @@ def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
              ) -> tuple[dict[str, dict[str, float]] | None, list[ReceptiveField] | None, str]:
     """Bytes of rows, and rows and edges of steps, as they are counted on a graph with edges; and
     how they were found."""
-    from dgl_heta.partition.counted import count_rows
+    from dgl_heta.partition.cluster_counts import count_rows
     from dgl_heta.store import Store, write_store
     from dgl_heta.system.leftovers import scratch_directory
 

@@ -93,7 +93,7 @@ def train_nodes(store: Store, targets: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int
-              ) -> Counting:
+                ) -> Counting:
     """A sampler of `steps` steps over the training nodes.
 
     Raises
@@ -105,7 +105,7 @@ def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionReq
     count = sum(map(len, seeds.values()))
     steps_per_epoch = -(-count // (work.batch_size * request.parts))
     return Counting(store, whole, work, request, seeds, min(steps, steps_per_epoch),
-                     steps_per_epoch)
+                    steps_per_epoch)
 
 
 class Counting:

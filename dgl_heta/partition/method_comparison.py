@@ -1,7 +1,7 @@
 """Partitionings of one graph side by side: what each would send, hold and balance.
 
 Nothing is guessed about frontiers: rows are counted (:mod:`dgl_heta.partition.counting`), as for
-`dgl-heta plan --cluster` where the graph has edges (:mod:`dgl_heta.partition.counted`).
+`dgl-heta plan --cluster` where the graph has edges (:mod:`dgl_heta.partition.cluster_counts`).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from compare import Setting, parts
 from scipy.optimize import nnls
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.partition.counted import count_fields
+from dgl_heta.partition.cluster_counts import count_fields
 from dgl_heta.partition.directory import open_partition, write_partition
 from dgl_heta.partition.graph_input import GraphInput
 from dgl_heta.planning.cluster_estimate import (

@@ -13,7 +13,7 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.partition.backends import dgl_methods
 from dgl_heta.partition.backends.meta import Meta
-from dgl_heta.partition.counted import count_fields, count_rows
+from dgl_heta.partition.cluster_counts import count_fields, count_rows
 from dgl_heta.partition.counting import counting_of
 from dgl_heta.partition.method_comparison import compare
 from dgl_heta.partition.request import PartitionRequest

@@ -131,7 +131,7 @@ def test_a_label_that_is_a_feature_a_graph_without_times_and_rows_without_are_re
         task(*LINES, source=shop(times={}))
     for times, message in (
             ({"order": np.arange(6)}, "rows of 'user' have none, so nothing says when to predict"),
-            (shop().times, "node 2 of 'user': it has a label, but no time")):
+            (shop().times, "node 2 of 'user': the seed has no time")):
         write_store(shop(times=times), tmp_path / "store", overwrite=True)
         with pytest.raises(InputError, match=message):
             make_task(Store(tmp_path / "store"), load_settings(None, [], {}))

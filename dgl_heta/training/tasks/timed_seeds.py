@@ -207,8 +207,7 @@ def check_seeds(pairs: np.ndarray, store: Store, ntype: str, name: Callable[[int
     their row, or after the year 9999; `name` says which one is."""
     times, first, rows = pairs[:, 1], store.first_time(), store.row_times(ntype)
     if (times == ALWAYS).any():
-        raise InputError(f"{name(int(np.flatnonzero(times == ALWAYS)[0]))}: it has a label, but no "
-                         "time")
+        raise InputError(f"{name(int(np.flatnonzero(times == ALWAYS)[0]))}: the seed has no time")
     check_seconds(times, lambda at: f"{name(at)}: the seed")
     if first is not None and len(wrong := np.flatnonzero(times < first)):
         raise InputError(f"{name(int(wrong[0]))}: the seed is at {said(times[wrong[0]])}, before "

@@ -15,7 +15,7 @@ from dgl_heta import InputError, Partition
 from dgl_heta.tools import LinkStep, share_of
 from dgl_heta_pyg.data import PartitionData, part_of
 from dgl_heta_pyg.loader import Batch, NeighborLoader
-from dgl_heta_pyg.times import check_times, keys, sampled_at, with_times
+from dgl_heta_pyg.times import NodesByTime, check_times, keys, with_times
 
 
 class LinkNeighborLoader(NeighborLoader):
@@ -67,6 +67,7 @@ class LinkNeighborLoader(NeighborLoader):
                 raise InputError("the graph has times; give that of each link, edge_label_time")
             self._links = np.stack([with_times(part, t, ends, edge_label_time) for t, ends in zip(
                 (self._type.src, self._type.dst), self._links)])
+            self._by_time = {t: NodesByTime(part, t) for t in (self._type.src, self._type.dst)}
         super().__init__(part, num_neighbors, {}, batch_size, shuffle, drop_last, seed, **others)
 
     def asked(self) -> dict[str, np.ndarray]:
@@ -90,9 +91,9 @@ class LinkNeighborLoader(NeighborLoader):
                  (self._pairs(step) - step.size, 1))
         counts, drawn = self.part.schema.node_counts, []
         for ntype in [self._type.src] * negative.is_binary() + [self._type.dst]:
-            every = draws.integers(0, counts[ntype], shape) if ends.ndim == 2 else sampled_at(
-                self.part, ntype, draws, np.repeat(np.resize(
-                    self._links[0, step.positions, 1], shape[0]), shape[1])).reshape(*shape, 2)
+            every = draws.integers(0, counts[ntype], shape) if ends.ndim == 2 else (
+                self._by_time[ntype].drawn(draws, np.repeat(np.resize(
+                    self._links[0, step.positions, 1], shape[0]), shape[1])).reshape(*shape, 2))
             drawn.append(share_of(every, worker, workers).reshape(-1, *ends.shape[2:]))
         return own, np.concatenate([ends[0], *drawn[:-1]]), np.concatenate([ends[1], drawn[-1]])
 

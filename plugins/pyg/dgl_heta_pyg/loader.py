@@ -192,12 +192,10 @@ def _is_split(part: Partition, input_nodes: Any) -> bool:
 
 def _seeds(part: Partition, input_nodes: Any, input_time: Any) -> Any:
     """The seeds as :class:`dgl_heta.tools.Loader` takes them."""
-    if _is_split(part, input_nodes):
+    if _is_split(part, input_nodes) or isinstance(input_nodes, Mapping):
         if input_time is not None:
-            raise InputError(f"'{input_nodes}' has the times of the task's seeds; give input_time "
-                             "with input_nodes=(type, ids)")
-        return input_nodes
-    if isinstance(input_nodes, Mapping):
+            raise InputError("input_time is of input_nodes=(type, ids); a split has the times of "
+                             "the task's seeds, links have edge_label_time")
         return input_nodes
     ntype, nodes = (input_nodes, None) if isinstance(input_nodes, str) else input_nodes
     if nodes is None:

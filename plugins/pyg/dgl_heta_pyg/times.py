@@ -61,15 +61,27 @@ def keys(seeds: np.ndarray) -> np.ndarray:
     return seeds if seeds.ndim == 1 else np.ascontiguousarray(seeds).view(_PAIR).ravel()
 
 
-def sampled_at(part: Partition, ntype: str, draws: np.random.Generator, times: np.ndarray
-               ) -> np.ndarray:
-    """Draw a node of a type for each time, evenly among those that are there then; pairs (n, 2)."""
-    rows = part.store.row_times(ntype)
-    if rows is None:
-        return np.stack([draws.integers(0, part.schema.node_counts[ntype], len(times)), times], 1)
-    order = np.argsort(rows, kind="stable")
-    known = np.searchsorted(rows[order], times, "right")
-    if not known.all():
-        raise InputError(f"no node of '{ntype}' is there at {times[known == 0][0]}, so that no "
-                         "negative one can be drawn")
-    return np.stack([order[draws.integers(0, known)], times], 1)
+class NodesByTime:
+    """The nodes of a type in the order in which they are there; of a type without times all are."""
+
+    def __init__(self, part: Partition, ntype: str) -> None:
+        rows = part.store.row_times(ntype)
+        self._ntype, self._count = ntype, part.schema.node_counts[ntype]
+        self._order = None if rows is None else np.argsort(rows, kind="stable")
+        self._times: Any = None if rows is None else rows[self._order]
+
+    def drawn(self, draws: np.random.Generator, times: np.ndarray) -> np.ndarray:
+        """Draw a node for each time, evenly among those that are there then; pairs (n, 2).
+
+        Raises
+        ------
+        InputError
+            None is there at a time.
+        """
+        if self._order is None:
+            return np.stack([draws.integers(0, self._count, len(times)), times], 1)
+        known = np.searchsorted(self._times, times, "right")
+        if not known.all():
+            raise InputError(f"no node of '{self._ntype}' is there at {times[known == 0][0]}, so "
+                             "that no negative one can be drawn")
+        return np.stack([self._order[draws.integers(0, known)], times], 1)

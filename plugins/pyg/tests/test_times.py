@@ -144,10 +144,13 @@ def test_negative_ends_are_there_at_their_links_time(tmp_path: Path) -> None:
         drawn = (batch[VIEWS].edge_label_index[1][len(links.T):] if mode == "binary" else
                  item.dst_neg_index)
         assert set((item.n_id[drawn]).tolist()) == set(range(6))  # of times 50 to 100
+    with pytest.raises(InputError, match="links have edge_label_time"):
+        LinkNeighborLoader(part, [2, 2], (VIEWS, links), edge_label_time=links[0] * 0 + 105,
+                           input_time=links[0])
 
 
 @pytest.mark.parametrize(("what", "why"), [
-    ({"input_nodes": "train", "input_time": torch.zeros(3)}, "times of the task's seeds"),
+    ({"input_nodes": "train", "input_time": torch.zeros(3)}, "a split has the times"),
     ({"input_nodes": ("user", [1, 2])}, "'user' have none of their own; give the time of each"),
     ({"input_nodes": ("user", [1, 2]), "input_time": torch.tensor([150])}, "for each of 2 seeds"),
     ({"input_nodes": ("user", [1]), "input_time": torch.tensor([150.0])}, "give a whole number"),

@@ -61,18 +61,18 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
     whole = make_plan(store.schema, plan.targets, plan.hops, 1)
     counting = counting_of(store, whole, work, request, steps)
 
-    def per_machine(row: Partitioning) -> dict[str, float]:
+    def per_machine(row: Partitioning, *more: str) -> dict[str, float]:
         scale = counting.steps_per_epoch * plan.num_parts
-        causes = ("features", "learnable", "sampling", *(
-            ["partials"] if row.name == "none" else []))
-        return {cause: row.bytes_per_epoch.get(cause, 0) / scale for cause in causes}
+        return {cause: row.bytes_per_epoch.get(cause, 0) / scale
+                for cause in ("features", "learnable", "sampling", *more)}
 
     rng = np.random.default_rng(seed)
     random = {t: rng.integers(0, plan.num_parts, n) for t, n in store.schema.node_counts.items()}
     own = plan.without_owners().for_scripts()
     fields = count_fields(store, plan, work, work.epoch(
         store.schema, plan.targets, plan.num_parts * trainers)[1], seed)
-    by_system = {"dgl-heta": per_machine(counting.raf(own.replication, own)),
+    partials = ["partials"] if own.replication == "none" else []  # else they follow from the plan
+    by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", own), *partials),
              "DistDGL random": per_machine(counting.distdgl("", random))}
     owner, missing = metis_or_why(store, plan.num_parts)
     if owner is None:
