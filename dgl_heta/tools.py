@@ -119,6 +119,7 @@ _LAZY = {
     "Relations": "dgl_heta.models",
     "RelationBlock": "dgl_heta.sampling.blocks",
     "head_width": "dgl_heta.models.rgat",
+    "is_linear": "dgl_heta.models.hgnn",
     # the terminal
     "AsJson": "dgl_heta.cli.options",
     "SettingsOptions": "dgl_heta.cli.options",
@@ -137,9 +138,9 @@ __all__ = [
     "PatchTable", "PeerLostError", "Place", "Plugins", "RelationBlock", "RelationShape",
     "Relations", "SettingsOptions", "Shape", "StaticFeatures", "StepProof", "TextFile", "Traffic",
     "TrainingSetting", "agrees", "as_text", "changed", "check_archive", "check_file", "check_room",
-    "check_source", "column_seconds", "config_name", "data_parallel", "file_sum",
-    "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes", "init_workers",
-    "initial_rows", "is_part_config", "joined_labels", "kernel", "known_entries", "listing",
+    "check_source", "column_seconds", "config_name", "data_parallel", "file_sum", "gather_rows",
+    "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
+    "is_linear", "is_part_config", "joined_labels", "kernel", "known_entries", "listing",
     "load_settings", "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array",
     "new_directory", "new_rows", "node_array", "node_mask", "node_task", "open_input", "optional",
     "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins",
@@ -182,6 +183,7 @@ if TYPE_CHECKING:
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
     from dgl_heta.models import Relations
+    from dgl_heta.models.hgnn import is_linear
     from dgl_heta.models.rgat import head_width
     from dgl_heta.partition.directory import is_part_config
     from dgl_heta.partition.graph_input import open_input

@@ -117,7 +117,7 @@ HEADS = ModelSettings().heads
 """Attention heads of the models that are predicted."""
 EDGES_PER_SOURCE = 2
 """Up to so many edges per source row R-GAT in scripts is taken to sum rows before it multiplies
-them. Today :func:`attended_before` decides; the coefficients were fitted before."""
+them: about what :func:`attended_before` decides there. The coefficients are fitted to this."""
 
 
 def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: float,

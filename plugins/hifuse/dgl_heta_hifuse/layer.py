@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dgl_heta import Edges, HGNNLayer, HGTLayer, RGATLayer, RGCNLayer, slot
 from dgl_heta.nn import CrossRelation, CrossSoftmax, Joined
-from dgl_heta.tools import Relations
+from dgl_heta.tools import Relations, is_linear
 from dgl_heta_hifuse import layer_functions as f
 from dgl_heta_hifuse.kernel import is_autocast
 from dgl_heta_hifuse.layer_edges import TILE, LayerEdges
@@ -247,8 +247,7 @@ def _is_known(layer: HGNNLayer) -> bool:
         return isinstance(layer, HGTLayer) and all(
             getattr(kind, name) is getattr(HGTLayer, name)
             for name in ("score_all", "attend_all", "skipped")) and all(
-            type(linear) is nn.Linear and linear.bias is not None and not linear._forward_hooks
-            and not linear._forward_pre_hooks
+            is_linear(linear) and linear.bias is not None
             for linears in (layer.keys, layer.values, layer.queries) for linear in linears.values())
     return layer.cross.op in ("sum", "mean") and kind.aggregate_all in AGGREGATE
 

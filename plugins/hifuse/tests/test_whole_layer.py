@@ -241,8 +241,16 @@ def keyed(made: HGNN) -> HGNN:
     return made
 
 
+def called(made: HGNN) -> HGNN:
+    """Keys whose forward is exchanged on the object."""
+    for linear in made.layers[0].keys.values():
+        linear.forward = lambda rows, linear=linear: 2 * type(linear).forward(linear, rows)
+    return made
+
+
 @pytest.mark.parametrize(("layer", "change"), [
-    (RGCNLayer, doubled), (RGATLayer, updated), (HGTLayer, hooked), (HGTLayer, keyed)])
+    (RGCNLayer, doubled), (RGATLayer, updated), (HGTLayer, hooked), (HGTLayer, keyed),
+    (HGTLayer, called)])
 def test_what_somebody_has_changed_in_a_model_counts(layer: type[HGNNLayer], change: Any) -> None:
     got = outcome(change(model(layer, {})), batch().to(CPU))["out"]
     use_kernel(TorchKernel())
