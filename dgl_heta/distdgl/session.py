@@ -99,6 +99,7 @@ class Session:
         """Open the store and check its files; return the plan, with delegation or without."""
         self.store, plan = open_partition(Path(self.part_config).parent)
         self.store.check_untimed("scripts of DistDGL and GraphBolt go")
+        self.store.check_unscaled()
         if self.store.staged is not None:
             self.store.staged.check(self.part, self.store.directory)
         if self.settings.run.verify and self._verifies():

@@ -158,11 +158,25 @@ class Store:
         if name not in arrays:
             raise InputError(f"node type '{ntype}' has no array '{name}'; it has: "
                              f"{listing(arrays)}")
-        if arrays[name].scale is not None:
-            raise InputError(f"features of node type '{ntype}' are kept as int8, which `dgl-heta "
-                             "train` and `predict` read, and loops over their batches, but nothing "
-                             "else; partition the graph again without --feature-dtype int8")
+        if name == "feat":
+            self.check_unscaled(ntype)
         return self._open(arrays[name])
+
+    def check_unscaled(self, *ntypes: str) -> None:
+        """Refuse features with scales, of some node types or of any, for what reads none.
+
+        Raises
+        ------
+        InputError
+            There are such.
+        """
+        for ntype in ntypes or self.schema.node_types:
+            entry = self.manifest.arrays.get(ntype, {}).get("feat")
+            if entry is not None and entry.scale is not None:
+                raise InputError(
+                    f"features of node type '{ntype}' are kept as int8, which `dgl-heta train` and "
+                    "`predict` read, and loops over their batches, but nothing else; partition "
+                    "the graph again without --feature-dtype int8")
 
     def features(self, ntype: str) -> tuple[np.ndarray, np.ndarray | None]:
         """A type's features as they are held, and what each column is to be multiplied by, float32,
@@ -365,10 +379,11 @@ class Store:
         Raises
         ------
         InputError
-            Only some partitions' files are there.
+            Only some partitions' files are there; features have scales.
         """
         manifest = self.manifest
         self.check_whole()
+        self.check_unscaled()
         return GraphSource(
             manifest.name, dict(manifest.node_counts),
             {r: _StoredEdges(self, r) for r in self.schema.relations},

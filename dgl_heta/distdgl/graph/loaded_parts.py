@@ -200,6 +200,7 @@ def _opened(part_config: str, part_id: int) -> tuple[Store, Plan, Any]:
     _check_alone(Path(part_config).parent)
     store, plan = open_partition(Path(part_config).parent, verify=selected().run.verify)
     store.check_untimed("scripts of DistDGL and GraphBolt go")
+    store.check_unscaled()  # a part may have no rows of that type
     whole("part_id", part_id, least=0)
     if not 0 <= part_id < plan.num_parts:
         raise InputError(f"{part_config} has the parts 0 … {plan.num_parts - 1}, and no "
