@@ -42,6 +42,7 @@ the edges of each relation, as DGL's example does, hgt-exact over those of all, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import shutil
@@ -315,29 +316,40 @@ def parts_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
-    """All runs, a setting after the other; within one all systems in turns."""
+    """All runs: a graph after the other, and a setting after the other; within one all systems in
+    turns. Parts of a graph are made before it is timed, and kept where `--parts` says."""
     runs: list[dict[str, Any]] = []
-    for of in settings(args):  # before anything is timed
-        for system in args.systems:
+    for (name, hosts), group in itertools.groupby(settings(args), lambda of: (of.name, of.hosts)):
+        graph = list(group)
+        for of, system in itertools.product(graph, args.systems):
             parts(args, of, SYSTEMS[system][0])
-    for of in settings(args):
-        own: list[dict[str, Any]] = []
-        for repeat in range(args.repeats if args.within is None else args.most):
-            for system in args.systems[::-1 if repeat % 2 else 1]:
-                own.append(train(args, of, system, repeat, directory))
-                last = own[-1]["epochs"][-1]
-                progress(f"{of.name} {of.model} {system}, {of.hosts} hosts, repeat {repeat + 1}: "
-                         f"{statistics.median(last['step_s']):.3f} s and "
-                         f"{last['bytes'] / last['steps'] / 1e6:.2f} MB per step, "
-                         f"{own[-1]['others']['all']:.2f} cores busy elsewhere")
-                if args.json:  # what is measured is not lost if a later run fails
-                    args.json.with_suffix(".runs.json").write_text(json.dumps(runs + own))
-            if repeat + 1 >= args.repeats and args.within is not None and all(
-                    apart(of["s/step"]) <= args.within
-                    for of in grouped(summary(own), ["system"], COLUMNS[:1]).values()):
-                break
-        runs += own
+        for of in graph if args.repeats else []:
+            runs += in_turn(args, of, directory, runs)
+        for out in args.parts.glob(f"{name}-{hosts}-*"):
+            if out.is_dir() and args.parts.is_relative_to(directory):
+                shutil.rmtree(out)  # not its record, which parts_rows reads
     return runs
+
+
+def in_turn(args: argparse.Namespace, of: Setting, directory: Path, before: list[dict[str, Any]]
+            ) -> list[dict[str, Any]]:
+    """The runs of a setting; what is measured, with those `before`, is not lost if one fails."""
+    own: list[dict[str, Any]] = []
+    for repeat in range(args.repeats if args.within is None else args.most):
+        for system in args.systems[::-1 if repeat % 2 else 1]:
+            own.append(train(args, of, system, repeat, directory))
+            last = own[-1]["epochs"][-1]
+            progress(f"{of.name} {of.model} {system}, {of.hosts} hosts, repeat {repeat + 1}: "
+                     f"{statistics.median(last['step_s']):.3f} s and "
+                     f"{last['bytes'] / last['steps'] / 1e6:.2f} MB per step, "
+                     f"{own[-1]['others']['all']:.2f} cores busy elsewhere")
+            if args.json:
+                args.json.with_suffix(".runs.json").write_text(json.dumps(before + own))
+        if repeat + 1 >= args.repeats and args.within is not None and all(
+                apart(of["s/step"]) <= args.within
+                for of in grouped(summary(own), ["system"], COLUMNS[:1]).values()):
+            break
+    return own
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ from paper_sources import (
 )
 
 ALL = "mag freebase donor igb-het mag240m"
-CUTS = "--cohesion 0 0.5 0.95"
-STEADY = "--steps 12 --repeats 3 --within 0.1"
+STEADY = "--steps 8 --epochs 2 --repeats 2 --within 0.1 --most 3"
+COUNTED = "--steps 4 --epochs 1 --repeats 1"  # bytes are the same in each run
 SMALL = {"mag": 0.01, "freebase": 0.01, "donor": 0.01, "igb-het": 0.001, "mag240m": 0.0005}
 GRAPHLEARN = ("GraphLearn, unless --graphlearn names the Python of an environment that has it "
               "(built from source without CUDA: docs/measurements/distdgl.md)")
@@ -35,18 +35,23 @@ REAL_GET = "the plugin dgl-heta-datasets; for git: a clone of this repository wi
 NOT_HERE = "the paper's 16 graphs are not on disk: dgl.data and ogb download them"
 
 
-def beside(systems: str, shapes: str = ALL, models: str = "rgcn", more: str = "",
-           small: str = "mag", cuts: str = CUTS) -> Call:
-    """DistDGL and others; quickly on one small graph."""
-    return Call("compare.py", f"--systems {systems} {more}",
-                f"--shapes {shapes} --models {models} {STEADY} {cuts}",
-                f"--shapes {small} --models {models.split()[0]} --scale {SMALL[small]:g}")
+def beside(systems: str, shapes: str, models: str = "rgcn", more: str = "",
+           steady: str = STEADY, small: str = "") -> Call:
+    """DistDGL and others; a quick run is on a small graph, if on any."""
+    return Call("compare.py", f"--systems {systems} {more}".strip(),
+                f"--shapes {shapes} --models {models} {steady}",
+                f"--shapes {small} --models {models.split()[0]} --scale {SMALL[small or 'mag']:g}",
+                full_only=not small, get=REAL_GET if shapes == REAL else "")
 
 
-def real(systems: str, models: str = "rgcn", more: str = "") -> Call:
-    """The same on real graphs."""
-    return Call("compare.py", f"--systems {systems} {more}",
-                f"--shapes {REAL} --models {models} {STEADY}", full_only=True, get=REAL_GET)
+# One measurement a graph, which several figures show: the default beside DistDGL at three cuts;
+# what the paper has beside it; attention.
+AT_CUTS = tuple(beside("metis metis-vol heta-delegated", s, more="--cohesion 0 0.5 0.95",
+                       small="mag" if s == "mag" else "") for s in ALL.split())
+ALONE = tuple(beside("metis relation-random heta", s, small="mag" if s == "mag" else "")
+              for s in ALL.split())
+ATTENTION = tuple(beside("metis heta-delegated", s, "rgat hgt") for s in ALL.split())
+ON_REAL = beside("metis metis-vol heta-delegated", REAL, "rgcn rgat hgt")
 
 
 def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels: str) -> Call:
@@ -90,8 +95,8 @@ HETA = (
            note="The paper's rows are of float16 and its example leaves gradients of parameters "
                 "out; ours are of float32, partial aggregations of all layers that read them."),
     Figure("heta-fig4", "Stages in shares of an epoch of DistDGL, METIS (§2.3)",
-           (beside("metis", "mag freebase igb-het mag240m", cuts=""),), ("shape", "model"), STAGES,
-           only=(("system", ("metis",)),), stacked=True,
+           (*AT_CUTS, *ATTENTION), ("shape", "model"), STAGES,
+           only=(("system", ("metis",)), ("cohesion", ("0.0",))), stacked=True,
            says="sampling, fetching features and updating learnable features take over 60 % of an "
                 "epoch of R-GCN on three large data sets."),
     Figure("heta-fig6", "Weights of ogbn-mag's sub-metatrees, millions (§5, step 2)",
@@ -131,16 +136,17 @@ HETA = (
                "donor": (9.7e6, 7, 2.5e7, 14, 7, 2), "igb-het": (2.6e7, 4, 4.9e8, 7, 4, 2983),
                "mag240m": (2.4e8, 3, 3.4e9, 5, 1, 153)}.items()}),
     Figure("heta-table2", "Bytes between two machines, R-GCN",
-           (beside("metis metis-vol heta heta-exact"),
-            replace(beside("metis metis-vol heta heta-exact", more="--correlation 0.9"),
-                    full_only=True), real("metis metis-vol heta heta-exact")),
+           (*AT_CUTS, *ALONE, *(
+               beside("metis metis-vol heta heta-delegated", s,
+                      more="--cohesion 0.5 --correlation 0.9", steady=COUNTED)
+               for s in ALL.split()), ON_REAL),
            ("shape", "cohesion", "correlation", "system"),
            (BYTES, FEWER, Column("sampling", "causes/sampling", 1e-6),
             Column("features", "causes/features", 1e-6),
             Column("learnable", "causes/learnable", 1e-6),
             Column("partials", "causes/partials", 1e-6),
             Column("gradients and the rest", "causes/rest", 1e-6)),
-           paper_by=("shape", "system"), paper={
+           only=(("model", ("rgcn",)),), paper_by=("shape", "system"), paper={
                (g, system): {"MB/step": f"{gb:g} GB an epoch"} | (
                    {"fewer bytes, %": fewer} if system == "heta" else {})
                for g, of, fewer in (
@@ -182,16 +188,16 @@ HETA = (
            says="narrow features have larger ratios, and learnable ones larger than static ones.",
            note="From disk and memory here; on a GPU over PCIe there."),
     Figure("heta-fig9", "Epoch times, METIS ÷ each system",
-           (beside("metis random metis-vol metis+cache heta heta-shared heta-exact",
-                   models="rgcn rgat hgt hgt-exact"),
-            real("metis metis-vol heta heta-exact", "rgcn rgat hgt hgt-exact")), WHERE,
+           (*AT_CUTS, *ATTENTION, ON_REAL,
+            beside("metis random metis+cache heta heta-shared heta-exact", "mag freebase"),
+            beside("metis heta-delegated", "freebase donor", "hgt-exact")), WHERE,
            (FASTER, SECONDS, BYTES),
            says="1.9 to 5.3 × over DGL, 1.5 to 4.4 × over GraphLearn; 2.8, 2.6 and 2.4 on average "
                 "for R-GCN, R-GAT and HGT; up to 3.1 over METIS, 2.6 over it with a cache.",
            missing=(GRAPHLEARN,)),
     Figure("heta-fig10", "Stages of R-GCN in shares of a step",
-           (beside("metis heta", "igb-het mag240m", small="igb-het", cuts=""),),
-           ("shape", "system"), STAGES, stacked=True,
+           AT_CUTS, ("shape", "system"), STAGES, stacked=True,
+           only=(("system", ("metis", "heta-delegated")), ("cohesion", ("0.0",))),
            says="sampling, features and updates shrink; forward grows slightly."),
     Figure("heta-fig11", "A cache against none, R-GCN",
            (Call("cache.py", "--policies hotness miss_penalty --capacities 0.25 1.0",
@@ -206,38 +212,36 @@ HETA = (
            ("graph", "policy", "capacity, MB", "type"), (Column("found, %", "hits", 100, 0),),
            says="MAG240M's papers 67 %, DGL-Opt 11 %; R-GAT on IGB-HET is the figure's own graph."),
     Figure("heta-fig13", "Seconds of an epoch of R-GAT against machines",
-           tuple(Call("compare.py", f"--systems metis metis-vol heta --hosts {h} "
-                      "--global-batch 1024",
-                      f"--shapes donor mag --models rgat {STEADY} {CUTS}",
-                      "--shapes donor --models rgat --scale 0.01", full_only=h not in (2, 4),
-                      labels=(("cores of a host", f"{min(1, 2 / h):g}"),))
+           tuple(replace(beside("metis heta-delegated", "donor mag", "rgat",
+                                f"--hosts {h} --global-batch 1024",
+                                small="donor" if h in (2, 4) else ""),
+                         labels=(("cores of a host", f"{min(1, 2 / h):g}"),))
                  for h in (2, 3, 4, 8)),
-           ("shape", "cohesion", "hosts", "cores of a host", "system"), (SECONDS, FASTER, BYTES),
+           ("shape", "hosts", "cores of a host", "system"), (SECONDS, FASTER, BYTES),
            says="Heta speeds up to 4 machines; DGL-Opt and GraphLearn slow down from 3 to 4.",
            note="Hosts are emulated on two cores, which more than two hosts share; the batch over "
                 "all of them is 1,024, so an epoch has as many steps at any number.",
            missing=("one machine: DistDGL has nothing to move there (training.py --workers 1)",
                     GRAPHLEARN)),
     Figure("heta-fig14", "RAF without duplication of relations, and meta-partitioning",
-           (beside("metis metis-vol relation-random heta"),
-            real("metis metis-vol relation-random heta")),
-           ("shape", "cohesion", "system"), (FASTER, SECONDS, BYTES),
+           (*ALONE, beside("metis relation-random heta", REAL)),
+           ("shape", "system"), (FASTER, SECONDS, BYTES),
            says="RAF alone 1.2 to 2 × DGL on ogbn-mag, Freebase and MAG240M, at most 1.05 on "
                 "IGB-HET and Donor; meta-partitioning 1.5 to 2.3 × that, with 5 to 22 × fewer "
                 "messages."),
     Figure("heta-fig15", "Seconds against hidden width, R-GCN",
-           tuple(Call("compare.py", f"--systems metis metis-vol metis+cache heta --hidden {w}",
-                      f"--shapes mag donor --scale 0.05 {STEADY} {CUTS}",
-                      "--shapes mag --scale 0.005",
-                      full_only=w not in (64, 256)) for w in (64, 128, 256, 512, 1024)),
-           ("shape", "cohesion", "hidden", "system"), (FASTER, SECONDS, BYTES),
+           tuple(beside("metis metis+cache heta-delegated", "mag donor",
+                        more=f"--hidden {w}", steady=f"--scale 0.05 {STEADY}",
+                        small="mag" if w in (64, 256) else "")
+                 for w in (64, 128, 256, 512, 1024)),
+           ("shape", "hidden", "system"), (FASTER, SECONDS, BYTES),
            says="1.7 × over DGL-Opt at a width of 1,024, on ogbn-mag."),
     Figure("heta-fig16", "Seconds against fanout and hops, R-GCN",
-           tuple(Call("compare.py", f"--systems metis metis-vol metis+cache heta --fanouts {f}",
-                      f"--shapes igb-het mag --scale 0.01 {STEADY} {CUTS}",
-                      "--shapes igb-het --scale 0.0005", full_only=f not in ("10,10", "10,10,10"))
+           tuple(beside("metis metis+cache heta-delegated", "igb-het mag",
+                        more=f"--fanouts {f}", steady=f"--scale 0.01 {STEADY}",
+                        small="igb-het" if f in ("10,10", "10,10,10") else "")
                  for f in ("10,10", "25,20", "40,40", "10,10,10", "25,20,20")),
-           ("shape", "cohesion", "fanouts", "system"), (FASTER, SECONDS, BYTES),
+           ("shape", "fanouts", "system"), (FASTER, SECONDS, BYTES),
            says="2.3 to 4.9 × over DGL-Opt on IGB-HET; GraphLearn runs out of memory at 25,20,20.",
            missing=(GRAPHLEARN,)),
     Figure("heta-fig17", "Accuracy against time: workers and one worker",

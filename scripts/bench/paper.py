@@ -8,16 +8,19 @@ Figures are named by paper and number: heta-… (PVLDB 18(9), 2025; heta-fig18 i
 report), catgnn-…, hifuse-…. What each one runs, shows and is compared with stands in figures.py.
 For each, DIR has NAME.json, NAME.md and a picture, NAME.svg; DIR/README.md lists all of them. A
 figure that cannot be made here is listed with what it needs; so is a part of one whose data set is
-not on disk, and the rest goes on. A measurement that several figures share is made once; parts of
-graphs are kept in DIR/parts and used again.
+not on disk, and the rest goes on. A measurement that several figures share is made once and kept in
+DIR/measured, so a run that ended early goes on where it was; --again measures anew. All figures
+take about six hours on two cores, and 30 GB of disk.
 
 The papers measured on other machines, at other scales: compare ratios, not seconds. With each
-result stand commit, machine, load, what else ran, and how far repeats are apart (goal: 10 %).
+result stand commit, machine, load, what else ran, and how far repeats are apart (goal: 10 %), as
+they were when it was measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -50,27 +53,25 @@ SPREAD = 0.1  # of repeats of one setting, at most
 
 
 class Runner:
-    """Makes measurements, each once."""
+    """Makes measurements, each once, and keeps them in a directory."""
 
     def __init__(self, args: argparse.Namespace, temp: Path) -> None:
         self._args, self._temp = args, temp
-        self._made: dict[tuple[str, ...], Any] = {}
+        self._again: set[Path] = set()  # measured anew in this run
 
     def command(self, call: Call) -> list[str]:
         """The words of a command, as a user would write it after `python`."""
         words = [call.program, *shlex.split(call.options),
                  *shlex.split(call.quick if self._args.quick else call.full)]
-        if call.program == "compare.py":
-            words += ["--parts", str(self._args.out / "parts")]
-            if self._args.graphlearn and "rgcn" in words:
-                words += ["--graphlearn", self._args.graphlearn]
+        if call.program == "compare.py" and self._args.graphlearn and "rgcn" in words:
+            words += ["--graphlearn", self._args.graphlearn]
         return words
 
     def shown(self, call: Call) -> str:
-        """The same without the directories of this run; nothing where no program runs."""
+        """The same as a command line; nothing where no program runs."""
         if call.made:
             return ""
-        text = " ".join(self.command(call)).replace(str(self._args.out), "DIR")
+        text = shlex.join(self.command(call))
         if call.program.endswith(".py"):
             quick = self._args.quick and not call.table
             return f"python scripts/bench/{text}{' --quick' * quick}"
@@ -79,26 +80,38 @@ class Runner:
     def calls(self, figure: Figure) -> list[Call]:
         return [call for call in figure.calls if not (self._args.quick and call.full_only)]
 
-    def rows(self, call: Call) -> Rows:
-        """What a command measured.
+    def measured(self, call: Call) -> dict[str, Any]:
+        """What a command measured (`rows`), its seconds, and what the machine was and did.
 
         Raises
         ------
         SystemExit
             It failed; the message says why.
         """
-        words = tuple(self.command(call))
-        if words not in self._made:
-            self._made[words] = call.made() if call.made else self._run(words, call)
+        text = self.shown(call)
+        key = hashlib.sha256(f"{text} {self._args.quick}".encode()).hexdigest()[:16]
+        file = self._args.out / "measured" / f"{key}.json"
+        if call.made or not file.exists() or (self._args.again and file not in self._again):
+            before, others = machine()["load"], elsewhere()
+            seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
+            found = {"command": text, "seconds": seconds, "load_before": before,
+                     "cores_busy_elsewhere": others(), "machine": machine(), "data": data}
+            if not call.made:
+                keep(file, json.dumps(found) + "\n")
+                self._again.add(file)
+        else:
+            found = json.loads(file.read_text())
+            at = found["machine"]["versions"]["commit"]
+            progress(f"{text}: measured before, at commit {at} (--again measures anew)")
         read = printed if call.table else call.read
-        return [{**row, **dict(call.labels)} for row in read(self._made[words])]
+        return {**found, "rows": [{**r, **dict(call.labels)} for r in read(found.pop("data"))]}
 
     def _run(self, words: Sequence[str], call: Call) -> Any:
         program, *rest = words
         what = f"{program} {' '.join(rest)}"
         if program == "dgl-heta":
             return run_child([*CLI, *rest, "--json"], what).result
-        file = self._temp / f"{len(self._made)}.json"
+        file = self._temp / "result.json"
         quick = ["--quick"] * self._args.quick
         if program.endswith(".py"):
             script = [sys.executable, str(BENCH / program), *rest, *quick, "--json", str(file)]
@@ -107,6 +120,14 @@ class Runner:
                 return json.loads(file.read_text())
             return run_child(script[:-2 - len(quick)], what, json_wanted=False).text
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
+
+
+def keep(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_suffix(".part")
+    half.write_text(text)
+    half.replace(file)
 
 
 def gathered(figure: Figure, rows: Rows) -> Rows:
@@ -193,11 +214,12 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     """All of a figure that can be made here; its files are written."""
     missing = list(figure.missing)
     rows: Rows = []
-    before, others = machine(), elsewhere()
-    calls = runner.calls(figure)
-    for call in calls:
+    measured: list[dict[str, Any]] = []
+    for call in runner.calls(figure):
         try:
-            rows += runner.rows(call)
+            found = runner.measured(call)
+            rows += found.pop("rows")
+            measured.append(found)
         except SystemExit as error:
             if not isinstance(error.code, str):  # of a signal
                 raise
@@ -205,19 +227,20 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
             told = next((line for line in reversed(why) if "rror:" in line), why[-1])
             missing.append(f"`{runner.shown(call)}`: {told[:300]}"
                            + (f". To get it: {call.get}" if call.get else ""))
+    made = next((m["machine"] for m in measured), machine())
     missing += [f"{row['name']}: {row['missing']}" for row in rows if row.get("missing")]
-    found = gathered(figure, rows)
+    shown = gathered(figure, rows)
     curves = [c for row in rows for c in (figure.curve(row) if figure.curve else ())]
-    first = [row["ours"].get(figure.columns[0].name, []) for row in found] if figure.columns else []
+    first = [row["ours"].get(figure.columns[0].name, []) for row in shown] if figure.columns else []
     spreads = [apart(x) for x in first if len(x) > 1 and statistics.median(x)]
     result = {
         "figure": figure.name, "title": figure.title, "paper": figure.says, "quick": args.quick,
-        "commands": [text for text in map(runner.shown, calls) if text], "machine": machine(),
-        "load_before": before["load"], "cores_busy_elsewhere": others(),
+        "commands": [text for text in map(runner.shown, runner.calls(figure)) if text],
+        "machine": made, "measured": measured,
         "repeats": max(map(len, first), default=0), "spread": max(spreads, default=None),
-        "rows": found, "curves": curves, "missing": missing}
+        "rows": shown, "curves": curves, "missing": missing}
     args.out.mkdir(parents=True, exist_ok=True)
-    why_none = draw(figure, found, curves, args.out / f"{figure.name}.svg")
+    why_none = draw(figure, shown, curves, args.out / f"{figure.name}.svg")
     text = report(figure, result, why_none)
     (args.out / f"{figure.name}.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.out / f"{figure.name}.md").write_text(text + "\n")
@@ -235,22 +258,30 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
         parts.append(compared_table(figure, result["rows"]))
     parts += [f"The paper: {figure.says}"] * bool(figure.says) + [figure.note] * bool(figure.note)
     parts += [f"Missing: {what}" for what in result["missing"]] + ([picture] if picture else [])
-    if result["commands"]:
-        far = result["spread"]
+    if result["measured"]:
+        far, measured = result["spread"], result["measured"]
+        loads = [x for m in measured for x in (m["load_before"][0], m["machine"]["load"][0])]
         parts.append(
-            f"{at['cpu']}, {at['cores']} cores, commit {at['versions']['commit']}, load "
-            f"{result['load_before'][0]:g} before and {at['load'][0]:g} after, "
-            f"{result['cores_busy_elsewhere']['all']:g} cores busy elsewhere; {result['repeats']} "
+            f"{at['cpu']}, {at['cores']} cores, commit {', '.join(commits(result))}, load "
+            f"{min(loads):g} to {max(loads):g}, at most "
+            f"{max(m['cores_busy_elsewhere']['all'] for m in measured):g} cores busy elsewhere; "
+            f"{sum(m['seconds'] for m in measured) / 60:.0f} minutes; {result['repeats']} "
             "repeats" + ("" if far is None else
                          f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
     return "\n\n".join(parts)
 
 
+def commits(result: dict[str, Any]) -> list[str]:
+    """Those at which a figure's parts were measured."""
+    return list(dict.fromkeys(m["machine"]["versions"]["commit"] for m in result["measured"]))
+
+
 def index(results: Iterable[dict[str, Any]]) -> str:
-    rows = [[f"[{r['figure']}]({r['figure']}.md)", r["title"], str(r["repeats"]),
+    rows = [[f"[{r['figure']}]({r['figure']}.md)", r["title"], ", ".join(commits(r)) or "-",
+             "quick" if r["quick"] else "full", str(r["repeats"]),
              "-" if r["spread"] is None else f"{r['spread']:.0%}",
              "; ".join(r["missing"]) or "-"] for r in results]
-    return markdown(["figure", "what", "repeats", "apart", "missing"], rows)
+    return markdown(["figure", "what", "commit", "run", "repeats", "apart", "missing"], rows)
 
 
 def chosen_figures(args: argparse.Namespace, options: argparse.ArgumentParser) -> list[Figure]:
@@ -270,6 +301,7 @@ def main() -> None:
     options.add_argument("--dry-run", action="store_true", help="say what would be run")
     options.add_argument("--out", type=Path, metavar="DIR", default=Path("paper-results"),
                          help="where results go (default: paper-results)")
+    options.add_argument("--again", action="store_true", help="measure what DIR/measured has, too")
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     args = options.parse_args()
     args.out, args.json = args.out.resolve(), args.json and args.json.resolve()
@@ -281,14 +313,14 @@ def main() -> None:
     figures, results = chosen_figures(args, options), []
     with work_dir(args) as temp:
         runner = Runner(args, temp)
-        for figure in figures:
+        for at, figure in enumerate(figures, 1):
             if args.dry_run:
                 print(f"{figure.name}: {figure.title}", *(
                     f"  {text}" for text in map(runner.shown, runner.calls(figure)) if text),
                     sep="\n")
                 continue
             seconds, result = timed(lambda one=figure: make(one, runner, args))
-            progress(f"{figure.name}: {seconds:.0f} s")
+            progress(f"{figure.name}: {seconds:.0f} s, {at} of {len(figures)} figures")
             results.append({**result, "seconds": seconds})
             (args.out / "README.md").write_text(index(
                 json.loads(file.read_text()) for file in sorted(args.out.glob("*-*.json"))) + "\n")
