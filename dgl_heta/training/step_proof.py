@@ -72,8 +72,7 @@ class StepProof:
 
     def prove(self, model: nn.Module, batch: Batch, inputs: Mapping[str, Any],
               outputs: Iterable[Tensor]) -> None:
-        """Compare a step with the plain way, before its backward pass, where one is due; not if an
-        output of any worker is NaN or infinite, as then all that is compared is.
+        """Compare a step with the plain way, before its backward pass, where one is due.
 
         Parameters
         ----------
@@ -89,6 +88,7 @@ class StepProof:
             return
         wrong = torch.tensor([float(not all(rows.isfinite().all() for rows in outputs))])
         if part.world.all_reduce(wrong, "max", CAUSE).item():
+            self._tell("an output of a step is NaN or infinite, as is all that would be compared")
             return
         setting = self.setting(batch)
         mini = setting.whole()
@@ -102,16 +102,20 @@ class StepProof:
         try:
             text = Proof(setting, call).verdict()
             self.proved += text is None
-        except NotProvedError as reason:  # on all workers; told once
-            if self.told is None and part.rank == 0:
-                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
-            self.told = self.told or str(reason)
+        except NotProvedError as reason:  # on all workers
+            self._tell(str(reason))
         finally:
             handle.remove()
             self._traffic.bytes[CAUSE] += sum(setting.traffic.bytes.values())
             self.seconds += time.perf_counter() - started
         if text is not None:
             raise HetaError(text)
+
+    def _tell(self, reason: str) -> None:
+        """Say once why a step is not proved; on all workers alike."""
+        if self.told is None and self._part.rank == 0:
+            log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
+        self.told = self.told or reason
 
 
 def _never(part: WorkerPartition, wrapper: ModuleWrapper) -> str | None:

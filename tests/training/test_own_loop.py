@@ -493,8 +493,11 @@ from tests.support.proving_worker import AcrossRows
 given = json.loads(sys.argv[1])
 part = dgl_heta.open_partition(given["part"], given["settings"])
 found = []
-for layer in (RGATLayer, AcrossRows):
-    model = dgl_heta.distribute(HGNN(part.spec(), layer).double(), part)
+for layer, scale in ((RGATLayer, 1), (AcrossRows, 1), (RGATLayer, float("nan"))):
+    model = HGNN(part.spec(), layer).double()
+    for parameter in model.parameters():
+        parameter.data *= scale
+    model = dgl_heta.distribute(model, part)
     rows, state = part.row_optimizer(), torch.get_rng_state()
     try:
         for batch in part.loader("train", [3, 3], batch_size=12, shuffle=False):
@@ -511,10 +514,12 @@ if part.rank == 0:
 def test_steps_of_a_loop_are_proved(parts: Path) -> None:
     """A model that mixes rows computes something else on two workers, and a loop says so."""
     (alone,) = scores(PROVED, parts / "1", 1)
-    assert alone == [None, None]
-    ((proved, told), wrong), = scores(PROVED, parts / "2", 2)
+    assert alone == [None, None, None]
+    ((proved, told), wrong, (none, why)), = scores(PROVED, parts / "2", 2)
     assert proved >= 2
     assert told is None
+    assert none == 0
+    assert "NaN" in why
     assert "HGNN does not compute with RAF what it computes the plain way" in wrong
     (off,) = scores(PROVED, parts / "2", 2, "run.prove=off")
-    assert off == [[0, None], [0, None]]
+    assert off == [[0, None]] * 3
