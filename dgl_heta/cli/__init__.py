@@ -88,9 +88,11 @@ def main() -> None:
             status = 1
             print(f"error: {visible(said)}", file=sys.stderr)  # the console wants more
         elif isinstance(error, OSError):
+            from dgl_heta.system.disk import no_space
+
             parts = (error.filename, error.strerror or error)
             status = _fail(2 if error.errno == errno.ENAMETOOLONG else 1,
-                           ": ".join(str(x) for x in parts if x))
+                           no_space(error) or ": ".join(str(x) for x in parts if x))
         else:
             raise
     except (KeyboardInterrupt, typer.Abort):

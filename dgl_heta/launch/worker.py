@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dgl_heta.errors import HetaError
 from dgl_heta.launch.local import EVENTS
 from dgl_heta.system.checksums import read_signed
-from dgl_heta.system.disk import is_full
+from dgl_heta.system.disk import no_space
 from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_parent
 
@@ -160,11 +160,7 @@ def _said(error: BaseException) -> str | None:
     if isinstance(error, SystemExit):
         traceback.print_exc()
         return f"a program that it runs called sys.exit({error.code!r})"
-    if said := no_memory(error):
-        return said
-    if isinstance(error, OSError) and is_full(error):
-        return f"no space left on the disk: cannot write {error.filename or 'a file'}"
-    return None
+    return no_memory(error) or no_space(error)
 
 
 if __name__ == "__main__":

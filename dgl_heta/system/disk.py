@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def check_room(directory: Path, size: int) -> None:
 def is_full(error: BaseException) -> bool:
     """Return whether an error of the operating system says that the disk, or a quota, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def no_space(error: BaseException) -> str | None:
+    """What to tell of a full disk, or None of another error; temporary files have no name."""
+    if not is_full(error):
+        return None
+    file = getattr(error, "filename", None)
+    return "no space left on the disk: cannot write " + (
+        str(file) if file else f"a file; temporary ones are in {tempfile.gettempdir()} (TMPDIR)")
 
 
 def free_bytes(directory: Path) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from dgl_heta.errors import HetaError
 from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic
-from dgl_heta.system.disk import new_array
+from dgl_heta.system.disk import new_array, no_space
 from dgl_heta.system.leftovers import clear
 from tests.support.waiting import PATIENCE
 
@@ -103,6 +104,15 @@ def test_a_mapped_file_has_room_on_the_disk_or_is_not_there(tmp_path: Path) -> N
     with pytest.raises(HetaError, match=r"no space left on the disk: .*huge\.npy needs .* MB"):
         new_array(tmp_path / "huge.npy", np.float64, (1 << 50,))
     assert [path.name for path in tmp_path.iterdir()] == ["rows.npy"]
+
+
+def test_a_full_disk_is_told_with_the_file_or_where_temporary_ones_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as full, open("/dev/full", "wb") as file:
+        file.write(b"x")
+    assert f"{tempfile.gettempdir()} (TMPDIR)" in str(no_space(full.value))
+    full.value.filename = "rows.npy"
+    assert str(no_space(full.value)).endswith("cannot write rows.npy")
+    assert no_space(FileNotFoundError(2, "no such file")) is None
 
 
 def test_a_pipe_or_a_device_is_never_replaced(tmp_path: Path) -> None:
