@@ -30,8 +30,9 @@ SMALL = {"mag": 0.01, "freebase": 0.01, "donor": 0.01, "igb-het": 0.001, "mag240
 GRAPHLEARN = ("GraphLearn, unless --graphlearn names the Python of an environment that has it "
               "(built from source without CUDA: docs/measurements/distdgl.md)")
 GPU = "it needs an NVIDIA GPU: `scripts/gpu.sh` on a machine that has one (docs/gpu.md)"
-REAL = "debian git:."
-REAL_GET = "the plugin dgl-heta-datasets; for git: a clone of this repository with its history"
+REAL = {"debian": "the plugin dgl-heta-datasets",
+        "git:.": "a clone of this repository with its history",
+        "git:path=../numba": "git clone https://github.com/numba/numba beside this repository"}
 NOT_HERE = "the paper's 16 graphs are not on disk: dgl.data and ogb download them"
 
 
@@ -41,7 +42,7 @@ def beside(systems: str, shapes: str, models: str = "rgcn", more: str = "",
     return Call("compare.py", f"--systems {systems} {more}".strip(),
                 f"--shapes {shapes} --models {models} {steady}",
                 f"--shapes {small} --models {models.split()[0]} --scale {SMALL[small or 'mag']:g}",
-                full_only=not small, get=REAL_GET if shapes == REAL else "")
+                full_only=not small, get=REAL.get(shapes, ""))
 
 
 # One measurement a graph, which several figures show: the default beside DistDGL at three cuts;
@@ -51,7 +52,7 @@ AT_CUTS = tuple(beside("metis metis-vol heta-delegated", s, more="--cohesion 0 0
 ALONE = tuple(beside("metis relation-random heta", s, small="mag" if s == "mag" else "")
               for s in ALL.split())
 ATTENTION = tuple(beside("metis heta-delegated", s, "rgat hgt") for s in ALL.split())
-ON_REAL = beside("metis metis-vol heta-delegated", REAL, "rgcn rgat hgt")
+ON_REAL = tuple(beside("metis metis-vol heta-delegated", g, "rgcn rgat hgt") for g in REAL)
 
 
 def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels: str) -> Call:
@@ -68,7 +69,7 @@ def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels
 def planned_real(graph: str, more: str) -> Call:
     """The same of a real one."""
     return Call("dgl-heta", f"plan {graph} --compare {more}", read=rows_of("methods"),
-                labels=(("graph", graph),), get=REAL_GET)
+                labels=(("graph", graph),), get=REAL[graph])
 
 
 SECONDS = Column("s/step", "seconds", digits=3)
@@ -122,7 +123,7 @@ HETA = (
                       correlation=d)
               for g, s in (("mag", "0.05"), ("freebase", "0.02")) for c in ("0", "0.5", "0.95")
               for d in ("0", "0.9")),
-            *(planned_real(g, "--fanouts 10,5") for g in REAL.split())),
+            *(planned_real(g, "--fanouts 10,5") for g in REAL)),
            ("graph", "cohesion", "correlation", "name"),
            (Column("boundary nodes", "boundary_nodes", digits=0),
             Column("cut edges", "cut_edges", digits=0), STEP_BYTES),
@@ -139,7 +140,7 @@ HETA = (
            (*AT_CUTS, *ALONE, *(
                beside("metis metis-vol heta heta-delegated", s,
                       more="--cohesion 0.5 --correlation 0.9", steady=COUNTED)
-               for s in ALL.split()), ON_REAL),
+               for s in ALL.split()), *ON_REAL),
            ("shape", "cohesion", "correlation", "system"),
            (BYTES, FEWER, Column("sampling", "causes/sampling", 1e-6),
             Column("features", "causes/features", 1e-6),
@@ -188,7 +189,7 @@ HETA = (
            says="narrow features have larger ratios, and learnable ones larger than static ones.",
            note="From disk and memory here; on a GPU over PCIe there."),
     Figure("heta-fig9", "Epoch times, METIS ÷ each system",
-           (*AT_CUTS, *ATTENTION, ON_REAL,
+           (*AT_CUTS, *ATTENTION, *ON_REAL,
             beside("metis random metis+cache heta heta-shared heta-exact", "mag freebase"),
             beside("metis heta-delegated", "freebase donor", "hgt-exact")), WHERE,
            (FASTER, SECONDS, BYTES),
@@ -224,7 +225,7 @@ HETA = (
            missing=("one machine: DistDGL has nothing to move there (training.py --workers 1)",
                     GRAPHLEARN)),
     Figure("heta-fig14", "RAF without duplication of relations, and meta-partitioning",
-           (*ALONE, beside("metis relation-random heta", REAL)),
+           (*ALONE, *(beside("metis relation-random heta", g) for g in REAL)),
            ("shape", "system"), (FASTER, SECONDS, BYTES),
            says="RAF alone 1.2 to 2 × DGL on ogbn-mag, Freebase and MAG240M, at most 1.05 on "
                 "IGB-HET and Donor; meta-partitioning 1.5 to 2.3 × that, with 5 to 22 × fewer "
@@ -247,8 +248,8 @@ HETA = (
     Figure("heta-fig17", "Accuracy against time: workers and one worker",
            tuple(Call("training.py", f"--graphs {g} --ways exact replica --set model.dropout=0.3",
                       "--models rgcn rgat hgt --workers 1 2 --seeds 3 --epochs 8",
-                      "--workers 1 2 --epochs 3", read=rows_of("runs"), get=REAL_GET)
-                 for g in REAL.split()),
+                      "--workers 1 2 --epochs 3", read=rows_of("runs"), get=get)
+                 for g, get in REAL.items()),
            ("graph", "model", "workers", "way"), (ACCURACY,), curve=learned,
            says="0.66 on MAG240M and 0.68 on IGB-HET, as DGL."),
     Figure("heta-fig17-distdgl", "Accuracy after training, beside DistDGL",
