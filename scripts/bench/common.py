@@ -336,10 +336,10 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median, with the least and the largest where there are several; nothing of none."""
     if not values:
         return ""
-    middle = f"{statistics.median(values):.{digits}f}"
+    middle = f"{statistics.median(values):,.{digits}f}"
     if len(values) == 1:
         return middle
-    return f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+    return f"{middle} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 
 def finish(args: argparse.Namespace, title: str, parts: Sequence[str],

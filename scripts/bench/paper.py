@@ -26,6 +26,7 @@ import os
 import shlex
 import statistics
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ from paper_sources import Call, Figure, Rows, printed
 
 BENCH = Path(__file__).resolve().parent
 SPREAD = 0.1  # of repeats of one setting, at most
+WIDTH = 110  # of lines of a page but for tables
+PAGE = """# The papers' tables and figures, one by one
+
+```console
+$ python scripts/bench/paper.py --list                       # names, and what cannot be made here
+$ python scripts/bench/paper.py heta-table2 heta-fig9 --out results
+$ python scripts/bench/paper.py --all --kept --out results --page FILE      # this page
+```
+
+Each table and figure of Heta (PVLDB 18(9), 2025, and its technical report), CATGNN and HiFuse by
+its number, as `paper.py` last measured it: ours beside the paper's numbers, median, least and
+largest of the repeats. The papers measured on other machines, at other scales: compare ratios, not
+seconds."""
 
 
 class Runner:
@@ -91,6 +105,8 @@ class Runner:
         text = self.shown(call)
         key = hashlib.sha256(f"{text} {self._args.quick}".encode()).hexdigest()[:16]
         file = self._args.out / "measured" / f"{key}.json"
+        if self._args.kept and not call.made and not file.exists():
+            sys.exit("not measured")
         if call.made or not file.exists() or (self._args.again and file not in self._again):
             before, others = machine()["load"], elsewhere()
             seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
@@ -248,11 +264,12 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     return result
 
 
-def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
-    """The page of a figure."""
+def report(figure: Figure, result: dict[str, Any], picture: str | None = None,
+           commands: bool = True) -> str:
+    """What is written of a figure."""
     at = result["machine"]
     parts = [f"## {figure.name}: {figure.title}" + " (quick: not a result)" * result["quick"]]
-    if result["commands"]:
+    if result["commands"] and commands:
         parts.append("```console\n" + "\n".join(f"$ {c}" for c in result["commands"]) + "\n```")
     if any(row["ours"] or row["paper"] for row in result["rows"]):
         parts.append(compared_table(figure, result["rows"]))
@@ -268,7 +285,16 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None) -> str:
             f"{sum(m['seconds'] for m in measured) / 60:.0f} minutes; {result['repeats']} "
             "repeats" + ("" if far is None else
                          f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
-    return "\n\n".join(parts)
+    return "\n\n".join(part if part[:1] in "#|`" else textwrap.fill(
+        part, WIDTH, break_long_words=False, break_on_hyphens=False) for part in parts)
+
+
+def page(directory: Path) -> str:
+    """All figures of a directory on one page."""
+    files = (directory / f"{figure.name}.json" for figure in FIGURES)
+    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    return "\n\n".join([PAGE, index(results, link=False), *(
+        report(BY_NAME[r["figure"]], r, commands=False) for r in results)])
 
 
 def commits(result: dict[str, Any]) -> list[str]:
@@ -276,11 +302,12 @@ def commits(result: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(m["machine"]["versions"]["commit"] for m in result["measured"]))
 
 
-def index(results: Iterable[dict[str, Any]]) -> str:
-    rows = [[f"[{r['figure']}]({r['figure']}.md)", r["title"], ", ".join(commits(r)) or "-",
-             "quick" if r["quick"] else "full", str(r["repeats"]),
-             "-" if r["spread"] is None else f"{r['spread']:.0%}",
-             "; ".join(r["missing"]) or "-"] for r in results]
+def index(results: Iterable[dict[str, Any]], link: bool = True) -> str:
+    """A table of figures: whether and where they were measured, and how much of them is missing."""
+    rows = [[f"[{r['figure']}]({r['figure']}.md)" if link else r["figure"], r["title"],
+             ", ".join(commits(r)) or "-", "quick" if r["quick"] else "full", str(r["repeats"]),
+             "-" if r["spread"] is None else f"{r['spread']:.0%}", str(len(r["missing"]) or "-")]
+            for r in results]
     return markdown(["figure", "what", "commit", "run", "repeats", "apart", "missing"], rows)
 
 
@@ -302,9 +329,14 @@ def main() -> None:
     options.add_argument("--out", type=Path, metavar="DIR", default=Path("paper-results"),
                          help="where results go (default: paper-results)")
     options.add_argument("--again", action="store_true", help="measure what DIR/measured has, too")
+    options.add_argument("--kept", action="store_true", help="measure nothing: show what "
+                         "DIR/measured has, and list the rest as missing")
+    options.add_argument("--page", type=Path, metavar="FILE",
+                         help="also write all figures of DIR on one page")
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     args = options.parse_args()
-    args.out, args.json = args.out.resolve(), args.json and args.json.resolve()
+    args.out = args.out.resolve()
+    args.json, args.page = (file and file.resolve() for file in (args.json, args.page))
     os.chdir(ROOT)  # `git:.` is this repository
     if args.list:
         print(markdown(["figure", "what", "missing"], [
@@ -324,6 +356,8 @@ def main() -> None:
             results.append({**result, "seconds": seconds})
             (args.out / "README.md").write_text(index(
                 json.loads(file.read_text()) for file in sorted(args.out.glob("*-*.json"))) + "\n")
+    if args.page and not args.dry_run:
+        args.page.write_text(page(args.out) + "\n")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -58,13 +58,29 @@ def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed
     assert len(found["rows"]) == 3
     assert found["quick"]
     assert found["machine"]["versions"]["commit"]
-    assert "all" in found["cores_busy_elsewhere"]
+    assert "all" in found["measured"][0]["cores_busy_elsewhere"]
     assert "quick: not a result" in (tmp_path / "heta-fig6.md").read_text()
     assert (tmp_path / "heta-fig6.svg").exists()
     assert "NVIDIA GPU" in (tmp_path / "hifuse-fig10.md").read_text()
     index = (tmp_path / "README.md").read_text()
     assert "heta-fig6" in index
     assert "hifuse-fig10" in index
+
+
+def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What is measured is kept; a page shows it, and lists what is not."""
+    said = []
+    for options in (("--quick", "heta-example"), ("--quick", "heta-example"),
+                    ("--quick", "--again", "heta-example"),
+                    ("--quick", "--kept", "heta-example", "heta-fig4")):
+        done = paper(*options, "--out", tmp_path, "--page", tmp_path / "page.md")
+        assert done.returncode == 0, done.stderr
+        said.append("measured before, at commit" in done.stderr)
+    assert said == [False, True, False, True]
+    first, second = (tmp_path / "page.md").read_text().split("## heta-fig4")
+    assert "DistDGL METIS" in first
+    assert "not measured" not in first
+    assert "not measured" in second
 
 
 def test_every_figure_says_what_it_runs_or_why_it_cannot() -> None:
