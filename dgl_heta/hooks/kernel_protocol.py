@@ -82,12 +82,13 @@ class Kernel(Provider, Protocol):
 
     @abstractmethod
     def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
-                      products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
-                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+                      sources: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor, biases: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Attention of HGT over the edges of all relations into a node type, of which each has some
-        `rows`: Σ exp(k_u · (q A) - M) v_u M_r beside Σ exp(…), (R, H · D + H), and the maxima
-        M (R, H) without a gradient. Keys and values are (S, 2, H, D), queries (R, H, D), A and M_r
-        (relations, H, D, D)."""
+        `rows`: Σ exp(k_u · (q A) + q · a - M) (v_u M_r + m) beside Σ exp(…), (R, H · D + H), and
+        the maxima M (R, H) without a gradient. Sources are keys and values (S, 2, H, D), or states
+        that are both, for all heads (S, W); queries (R, H, D), A (relations, H, D, D or W), M_r
+        (relations, H, D or W, D), `biases` a and m (relations, 2, H, D)."""
 
     @abstractmethod
     def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],
@@ -109,16 +110,4 @@ class Kernel(Provider, Protocol):
     def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
                ) -> Sequence[Tensor]:
         """Products: (n, A) with (A, B) to (n, B), or per head (n, H, A) with (H, A, B). Weights may
-        be one tensor, (relations, …), here and below."""
-
-    @abstractmethod
-    def u_dot_v_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                   destinations: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
-                   ) -> Sequence[Tensor]:
-        """`u_dot_v` of sources (S, D) with destinations (R, H, A) times weights (H, A, D)."""
-
-    @abstractmethod
-    def u_mul_e_sum_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                       values: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
-                       ) -> Sequence[Tensor]:
-        """`u_mul_e_sum` of sources (S, D) by values (E, H), times weights (H, D, B): (R, H, B)."""
+        be one tensor, (relations, …)."""

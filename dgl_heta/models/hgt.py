@@ -16,7 +16,7 @@ from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.planning.compute import attended_before
+from dgl_heta.planning.compute import keys_first
 
 
 class HGTLayer(HGNNLayer):
@@ -55,18 +55,16 @@ class HGTLayer(HGNNLayer):
         self.dropout = nn.Dropout(spec.dropout)
 
     def across_is_shorter(self, relations: Relations) -> bool:
-        """Return whether keys and values of all source rows are the shorter way for the block, or
-        the products of queries and of sums that :meth:`score_all` and :meth:`attend_all` take,
-        which is for plain linear layers alone."""
-        sources = {edges.relation.src: len(edges.source) for edges in relations}
-        if not all(map(self._is_plain, sources)):
-            return True
-        return relations.by_cost and attended_before(
-            sum(sources.values()), sum(edges.num_edges for edges in relations),
-            sum(min(edges.num_rows, edges.num_edges) for edges in relations),
-            self.width, self.heads, self._each)
+        return True
 
     def attend_across(self, relations: Relations) -> tuple[Tensor, Tensor]:
+        queries = self.queries[slot(relations[0].relation.dst)](relations.destination)
+        queries = queries.view(len(queries), self.heads, self._each)
+        if self._after(relations):
+            to_scores, of_scores = self._of_queries(relations)
+            to_sums, of_totals = self._of_sums(relations)
+            return relations.attend_across(relations.sources, queries, to_scores, to_sums,
+                                           torch.stack([of_scores, of_totals], 1))
         products = []
         for edges in relations:
             ntype = edges.relation.src
@@ -80,17 +78,20 @@ class HGTLayer(HGNNLayer):
                     rows = torch.cat([linear(edges.source) for linear in both], 1)
                 edges.products[ntype] = rows.view(len(rows), 2, self.heads, self._each)
             products.append(edges.products[ntype])
-        queries = self.queries[slot(relations[0].relation.dst)](relations.destination)
-        return relations.attend_across(
-            products, queries.view(len(queries), self.heads, self._each),
-            self._attention(relations).transpose(2, 3), self._weights(self.message, relations))
+        return relations.attend_across(products, queries,
+                                       self._attention(relations).transpose(2, 3),
+                                       self._weights(self.message, relations))
+
+    def _after(self, relations: Relations) -> bool:
+        """Return whether weights of keys and values are multiplied with queries and sums, which is
+        for plain linear layers alone, not with states of the sources."""
+        return all(self._is_plain(edges.relation.src) for edges in relations) and not keys_first(
+            *relations.of_block(), self.width, self.heads, self._each)
 
     def score_all(self, relations: Relations) -> Sequence[Tensor]:
         """Of states; the keys' weights are multiplied by A first, and with queries."""
-        queries, attention = relations.project(self.queries, self.heads), self._attention(relations)
-        keys, biases = self._of_sources(self.keys, relations)
-        weights = torch.einsum("rhed,rhei->rhdi", attention, keys)
-        biases = torch.einsum("rhed,rhe->rhd", attention, biases)
+        queries = relations.project(self.queries, self.heads)
+        weights, biases = self._of_queries(relations)
         scores = relations.dot_projected(queries, weights)
         of_rows = relations.matmul(queries, biases.unsqueeze(3))
         return elementwise(torch.add, scores, relations.spread(
@@ -98,14 +99,27 @@ class HGTLayer(HGNNLayer):
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         """Of states; the values' weights are multiplied by M first, and with sums."""
-        message = self._weights(self.message, relations)
-        values, biases = self._of_sources(self.values, relations)
-        of_sums = torch.einsum("rhei,rhed->rhid", values, message)
-        of_totals = torch.einsum("rhe,rhed->rhd", biases, message).unsqueeze(2)
+        of_sums, of_totals = self._of_sums(relations)
         sums = relations.attend_projected(weights, of_sums)
         totals = elementwise(lambda rows: rows.unsqueeze(2), relations.total(weights))
         return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
-                           relations.matmul(totals, of_totals))
+                           relations.matmul(totals, of_totals.unsqueeze(2)))
+
+    def _of_queries(self, relations: Relations) -> tuple[Tensor, Tensor]:
+        """Weights and biases of keys times A: what queries are multiplied with, (relations, heads,
+        D, width) and (relations, heads, D)."""
+        attention = self._attention(relations)
+        keys, biases = self._of_sources(self.keys, relations)
+        return (torch.einsum("rhed,rhei->rhdi", attention, keys),
+                torch.einsum("rhed,rhe->rhd", attention, biases))
+
+    def _of_sums(self, relations: Relations) -> tuple[Tensor, Tensor]:
+        """Weights and biases of values times M: what weighted sums of states and the sums of their
+        weights are multiplied with, (relations, heads, width, D) and (relations, heads, D)."""
+        message = self._weights(self.message, relations)
+        values, biases = self._of_sources(self.values, relations)
+        return (torch.einsum("rhei,rhed->rhid", values, message),
+                torch.einsum("rhe,rhed->rhd", biases, message))
 
     def _is_plain(self, ntype: str) -> bool:
         """Return whether keys and values of a type are what their weights and biases say."""

@@ -192,6 +192,14 @@ class Relations(tuple[Edges, ...]):
         return kernel_in_use().gather([self[0]._states[ntype]],
                                       [slice(0, block.num_dst[ntype])])[0]
 
+    def of_block(self) -> tuple[int, int, int]:
+        """Of all relations of the block: source rows, their edges, and rows that have some."""
+        block = self[0]._block
+        edges = [one for one in block.edges if len(one.indices)]
+        return (sum(block.num_src[t] for t in {one.relation.src for one in edges}),
+                sum(len(one.indices) for one in edges),
+                sum(min(one.num_rows, len(one.indices)) for one in edges))
+
     def stack(self, weights: Sequence[Tensor]) -> Tensor:
         """A weight of each relation: (relations, …)."""
         return torch.stack(list(weights))
@@ -275,7 +283,8 @@ class Relations(tuple[Edges, ...]):
     @_naming
     def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
         """:meth:`dot` of queries (rows, heads, A) times weights (relations, heads, A, width)."""
-        return kernel_in_use().u_dot_v_mm(self._in_edges(), self.sources, queries, weights)
+        kernel = kernel_in_use()
+        return kernel.u_dot_v(self._in_edges(), self.sources, kernel.matmul(queries, weights))
 
     @_naming
     def add(self, sources: Sequence[Tensor], destinations: Sequence[Tensor]
@@ -309,16 +318,17 @@ class Relations(tuple[Edges, ...]):
     @_naming
     def attend_projected(self, weights: Sequence[Tensor], of_sums: Tensor) -> Sequence[Tensor]:
         """:meth:`attend`, times weights (relations, heads, width, B): (rows, heads, B)."""
-        return self._joined(kernel_in_use().u_mul_e_sum_mm(
-            self._in_edges(), self.sources, weights, of_sums))
+        kernel = kernel_in_use()
+        return self._joined(kernel.matmul(
+            kernel.u_mul_e_sum(self._in_edges(), self.sources, weights), of_sums))
 
     @_naming
-    def attend_across(self, products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
-                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+    def attend_across(self, sources: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor, biases: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """:meth:`dgl_heta.nn.BaseKernel.attend_across` of relations into one node type."""
         return kernel_in_use().attend_across(
-            self._in_edges(), [edges._edges.index for edges in self], products, queries, to_scores,
-            to_sums)
+            self._in_edges(), [edges._edges.index for edges in self], sources, queries, to_scores,
+            to_sums, biases)
 
     def attention(self, weights: Sequence[Tensor], to_sources: Sequence[Tensor],
                   to_rows: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -119,21 +119,35 @@ class BaseKernel(Kernel):
         return self.u_mul_e_sum(edges, sources, self.edge_softmax(edges, scores))
 
     def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
-                      products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
-                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
+                      sources: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor, biases: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """HGT's attention of one node type, over the edges of all relations: of each row the sum of
-        exp(k_u · (q A) - M) v_u M and, beside it, that of exp(…), and its maxima M, no gradient.
+        exp(k_u · (q A) + q · a - M) (v_u M + m) and, beside it, that of exp(…), and its maxima M,
+        which have no gradient.
 
-        `rows` of each relation, keys and values beside each other (S, 2, H, D), queries (R, H, D),
-        A and M (relations, H, D, D), to (R, H · D + H) and (R, H); 0 and -inf without edges.
+        `rows` of each relation, `sources` keys and values beside each other (S, 2, H, D), or one
+        state for both and all heads (S, W), queries (R, H, D), A (relations, H, D, D or W), M
+        (relations, H, D or W, D), `biases` a and m (relations, 2, H, D), to (R, H · D + H) and
+        (R, H); 0 and -inf without edges.
         """
-        apart = {id(x): x.unbind(1) for x in products}
-        keys, values = zip(*(apart[id(x)] for x in products))
-        each = [queries] * len(edges)
-        scores = self.u_dot_v(edges, keys, self.matmul(self.gather(each, rows), to_scores))
-        return sums_across(self, edges, rows, scores, len(queries), lambda weights: elementwise(
-            lambda x: x.flatten(1),
-            self.matmul(self.u_mul_e_sum(edges, values, weights), to_sums)))
+        apart = {id(x): x.unbind(1) if x.dim() == 4 else (x, x) for x in sources}
+        keys, values = zip(*(apart[id(x)] for x in sources))
+        own = self.gather([queries] * len(edges), rows)
+        scores = self.u_dot_v(edges, keys, self.matmul(own, to_scores))
+        if biases is not None:
+            of_rows = self.matmul(own, biases[:, 0].unsqueeze(3))
+            scores = elementwise(torch.add, scores, self.copy_v(
+                edges, elementwise(lambda x: x.squeeze(2), of_rows)))
+
+        def messages(weights: Sequence[Tensor]) -> Sequence[Tensor]:
+            sums = self.matmul(self.u_mul_e_sum(edges, values, weights), to_sums)
+            if biases is not None:
+                totals = elementwise(lambda x: x.unsqueeze(2), self.e_sum(edges, weights))
+                sums = elementwise(torch.add, sums,
+                                   self.matmul(totals, biases[:, 1].unsqueeze(2)))
+            return elementwise(lambda x: x.flatten(1), sums)
+
+        return sums_across(self, edges, rows, scores, len(queries), messages)
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
@@ -159,18 +173,6 @@ class BaseKernel(Kernel):
         (B,) where there are some: (n, B)."""
         return [x @ weight if bias is None else torch.addmm(bias, x, weight)
                 for x, weight, bias in zip(states, weights, biases or [None] * len(states))]
-
-    def u_dot_v_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                   destinations: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
-                   ) -> Sequence[Tensor]:
-        """:meth:`u_dot_v` of destinations (R, H, A) times weights (H, A, D): (S, D) to (E, H)."""
-        return self.u_dot_v(edges, sources, self.matmul(destinations, weights))
-
-    def u_mul_e_sum_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                       values: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
-                       ) -> Sequence[Tensor]:
-        """:meth:`u_mul_e_sum` of (S, D) by (E, H), times weights (H, D, B): (R, H, B)."""
-        return self.matmul(self.u_mul_e_sum(edges, sources, values), weights)
 
 
 class TorchKernel(BaseKernel):
@@ -243,11 +245,11 @@ class FusedKernel(BaseKernel):
                 for csc, u, a, b in zip(edges, sources, vectors, destinations)]
 
     def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
-                      products: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
-                      to_sums: Tensor) -> tuple[Tensor, Tensor]:
-        way = attend_across if _compiled(queries, to_scores, to_sums, *products) else (
+                      sources: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
+                      to_sums: Tensor, biases: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        way = attend_across if _compiled(queries, to_scores, to_sums, *sources) else (
             super().attend_across)
-        return way(edges, rows, products, queries, to_scores, to_sums)
+        return way(edges, rows, sources, queries, to_scores, to_sums, biases)
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:

@@ -81,6 +81,26 @@ def attended_before(products: float, edges: float, rows: float, width: int, head
             < rows * width * (HEAD * PRODUCT * columns + heads) + edges * width * heads * SLOT)
 
 
+KEYS, BOTH, WEIGHTS = 0.16, 1.3, 0.32
+"""For HGT's compiled attention (nn/attention_across.py), nanoseconds forward and backward: per
+product of a source's state for keys and values; per number of an edge's key and value, which take
+more to read than the state; and per product that queries and sums take more with their weights."""
+
+
+def keys_first(sources: float, edges: float, rows: float, width: int, heads: int, out: int) -> bool:
+    """Return whether HGT takes keys and values of source states, not their weights times queries
+    and sums.
+
+    Parameters
+    ----------
+    sources : source rows, and `edges` from them to `rows` of all relations of a block.
+    width : of a state; keys, values and queries are (rows, heads, out).
+    """
+    columns = heads * out
+    return (sources * columns * width * KEYS + edges * columns * BOTH
+            < rows * columns * (width - out) * WEIGHTS)
+
+
 CALL = 10_000_000
 """Work of running one relation at one layer apart from its rows and edges, in bytes moved: about
 two milliseconds of calls."""

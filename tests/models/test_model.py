@@ -177,8 +177,8 @@ def test_products_before_sums_are_those_after(
         tmp_path: Path, layer: type, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     for name, before in (("after", False), ("before", True)):
-        for module in (relations, hgt):
-            monkeypatch.setattr(module, "attended_before", lambda *_, is_so=before: is_so)
+        for module, name_of in ((relations, "attended_before"), (hgt, "keys_first")):
+            monkeypatch.setattr(module, name_of, lambda *_, is_so=before: is_so)
         monkeypatch.setattr(relations, "MARGIN", 1e9 if before else 0)
         out = output_of(tmp_path / name, layer, found, change)
         found[-1] = [out, *torch.autograd.grad(out.square().sum(), found[-1], allow_unused=True)]

@@ -225,22 +225,26 @@ def test_what_does_not_fit_is_refused() -> None:
                 kernel(indptr, wrong)
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("most", [1, 5])
-def test_attention_across_relations_and_its_gradients(most: int) -> None:
+def test_attention_across_relations_and_its_gradients(most: int, shared: bool) -> None:
     """Eight products at a time and what is left of them; scores far apart; rows without edges."""
     torch.manual_seed(0)
     degrees = torch.randint(0, most, (3, 20))
     rows = [slice(0, 20), slice(5, 25), torch.randperm(30)[:20]]
     edges = [InEdges(torch.cat([torch.zeros(1, dtype=torch.int64), x.cumsum(0)]),
                      torch.randint(0, 9, (int(x.sum()),), dtype=torch.int32)) for x in degrees]
-    inputs = [*(torch.randn(9, 2, 2, 10, dtype=torch.float64) for _ in edges),
-              30 * torch.randn(30, 2, 10, dtype=torch.float64),
-              *torch.randn(2, 3, 2, 10, 10, dtype=torch.float64)]
+    states = (9, 13) if shared else (9, 2, 2, 10)  # for keys, values and all heads; or of each
+    inner = states[-1]
+    inputs = [torch.randn(size, dtype=torch.float64) for size in (
+        *[states] * 3, (30, 2, 10), (3, 2, 10, inner), (3, 2, inner, 10), (3, 2, 2, 10))]
+    inputs[3] *= 30
     found = []
     for kernel in (FUSED, TORCH):
         leaves = [x.clone().requires_grad_() for x in inputs]
-        sums, top = kernel.attend_across(edges, rows, leaves[:3], *leaves[3:])
-        grads = torch.autograd.grad(sums.square().sum(), leaves)
+        sums, top = kernel.attend_across(edges, rows, leaves[:3], *leaves[3:6],
+                                         *leaves[6:] if shared else ())
+        grads = torch.autograd.grad(sums.square().sum(), leaves[:6 + shared])
         assert not top.requires_grad
         found.append([sums, top, *grads])
     for got, want in zip(*found):
@@ -248,19 +252,22 @@ def test_attention_across_relations_and_its_gradients(most: int) -> None:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"products": torch.zeros(3, 2, 2, 4)}, "starts at row 3"),
-    ({"products": torch.zeros(4, 2, 2, 5)}, "keys and values"),
+    ({"sources": torch.zeros(3, 2, 2, 4)}, "starts at row 3"),
+    ({"sources": torch.zeros(4, 2, 2, 5)}, "keys and values"),
+    ({"sources": torch.zeros(4, 5)}, "weights of scores"),
     ({"rows": torch.tensor([0, 2])}, "starts at row 2"),
     ({"rows": torch.tensor([0])}, "numbers of rows"),
-    ({"to_sums": torch.zeros(1, 2, 4, 5)}, "weights of relations")])
+    ({"biases": torch.zeros(1, 2, 4)}, "biases"),
+    ({"to_sums": torch.zeros(1, 2, 4, 5)}, "weights of sums")])
 def test_attention_across_relations_reads_no_foreign_memory(change, said) -> None:  # type: ignore[no-untyped-def]
-    given = {"products": torch.zeros(4, 2, 2, 4), "rows": torch.tensor([0, 1]),
+    given = {"sources": torch.zeros(4, 2, 2, 4), "rows": torch.tensor([0, 1]),
              "queries": torch.zeros(2, 2, 4), "to_scores": torch.zeros(1, 2, 4, 4),
-             "to_sums": torch.zeros(1, 2, 4, 4)} | change
+             "to_sums": torch.zeros(1, 2, 4, 4), "biases": None} | change
     with pytest.raises(InputError, match=said):
         attention_across.attend_across(
             [InEdges(torch.tensor([0, 1, 2]), torch.tensor([0, 3]))], [given["rows"]],
-            [given["products"]], given["queries"], given["to_scores"], given["to_sums"])
+            [given["sources"]], given["queries"], given["to_scores"], given["to_sums"],
+            given["biases"])
 
 
 def test_attention_across_relations_is_compiled_once_for_all_processes() -> None:
@@ -272,5 +279,5 @@ def test_attention_across_relations_is_compiled_once_for_all_processes() -> None
                                       [slice(0, 1)], [both], torch.ones(1, 1, 2),
                                       *torch.ones(2, 1, 1, 2, 2))
         sums.sum().backward()
-    for compiled in attention_across._passes(1, 2):
+    for compiled in attention_across._passes(1, 2, 2, False):
         assert sum(compiled.stats.cache_hits.values()) == 1

@@ -29,7 +29,8 @@ def reduce(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> Joine
 def dot(edges: Sequence[InEdges], sources: Sequence[Tensor], destinations: Sequence[Tensor]
         ) -> Joined:
     one = _merged(edges, sources)
-    return Joined(_one.u_dot_v([one.edges], [one.states()], [_whole(destinations)])[0], one.counts)
+    return Joined(_one.u_dot_v([one.edges], [one.states()], [_whole(destinations, one.rows)])[0],
+                  one.counts)
 
 
 def products(edges: Sequence[InEdges], sources: Sequence[Tensor],
@@ -41,33 +42,35 @@ def products(edges: Sequence[InEdges], sources: Sequence[Tensor],
 def add(edges: Sequence[InEdges], sources: Sequence[Tensor], destinations: Sequence[Tensor]
         ) -> Joined:
     one = _merged(edges, sources)
-    return Joined(_one.u_add_v([one.edges], [one.states()], [_whole(destinations)])[0], one.counts)
+    return Joined(_one.u_add_v([one.edges], [one.states()], [_whole(destinations, one.rows)])[0],
+                  one.counts)
 
 
 def spread(edges: Sequence[InEdges], rows: Sequence[Tensor]) -> Joined:
     one = _merged(edges)
-    return Joined(_one.copy_v([one.edges], [_whole(rows)])[0], one.counts)
+    return Joined(_one.copy_v([one.edges], [_whole(rows, one.rows)])[0], one.counts)
 
 
 def softmax(edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Joined:
     one = _merged(edges)
-    return Joined(_one.edge_softmax([one.edges], [_whole(scores)])[0], one.counts)
+    return Joined(_one.edge_softmax([one.edges], [_whole(scores, one.counts)])[0], one.counts)
 
 
 def maxima(edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Joined:
     one = _merged(edges)
-    return Joined(_one.e_max([one.edges], [_whole(scores).detach()])[0], one.rows)
+    return Joined(_one.e_max([one.edges], [_whole(scores, one.counts).detach()])[0], one.rows)
 
 
 def totals(edges: Sequence[InEdges], values: Sequence[Tensor]) -> Joined:
     one = _merged(edges)
-    return Joined(_one.e_sum([one.edges], [_whole(values)])[0], one.rows)
+    return Joined(_one.e_sum([one.edges], [_whole(values, one.counts)])[0], one.rows)
 
 
 def weighted(edges: Sequence[InEdges], sources: Sequence[Tensor], weights: Sequence[Tensor]
              ) -> Joined:
     one = _merged(edges, sources)
-    return Joined(_one.u_mul_e_sum([one.edges], [one.states()], [_whole(weights)])[0], one.rows)
+    return Joined(_one.u_mul_e_sum([one.edges], [one.states()], [_whole(weights, one.counts)])[0],
+                  one.rows)
 
 
 def gather(states: Sequence[Tensor], rows: Sequence[Tensor | slice]) -> Joined:
@@ -238,7 +241,19 @@ def _repeated(values: Sequence[int], counts: Sequence[int], device: torch.device
     return torch.repeat_interleave(of, times, output_size=sum(counts))
 
 
-def _whole(values: Sequence[Tensor]) -> Tensor:
+def _whole(values: Sequence[Tensor], wanted: Sequence[int] | None = None) -> Tensor:
+    """The values of all relations in one tensor, of so many rows each.
+
+    Raises
+    ------
+    RelationError
+        A relation has others: its values would be taken for another's.
+    """
+    if wanted is not None:
+        sizes = values.sizes if isinstance(values, Joined) else map(len, values)
+        for i, (size, of) in enumerate(zip(sizes, wanted, strict=True)):
+            if size != of:
+                raise RelationError(i, len(wanted), f"{size} rows are given for {of}")
     if isinstance(values, Joined):
         return values.whole
     return values[0] if len(values) == 1 else torch.cat(list(values))

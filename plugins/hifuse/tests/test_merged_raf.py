@@ -1,4 +1,7 @@
-"""RAF with the kernel `merged`: what workers compute is what one process computes."""
+"""RAF with the kernel `merged`: what workers compute is what one process computes.
+
+By its operators, as elsewhere than on CPU, where it is `fused`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("numba")
-
 from dgl_heta.store import write_store
 from tests.support.exactness import LIMIT, cases, differences, job, run
 from tests.support.graphs import academic, with_tasks
+
+OPERATORS: dict[str, Any] = {"guests": True, "train.kernel": "merged", "plugins.merged": {"few": 0}}
 
 
 @pytest.mark.parametrize("model", [
@@ -24,10 +27,9 @@ def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
     for parts in ("one", "two"):
         (tmp_path / parts).mkdir()
     reference: dict[str, Any] = {"train.kernel": "torch"}
-    merged: dict[str, Any] = {"train.kernel": "merged", "plugins.merged": {"few": 0}}
     alone = run(job(tmp_path / "store", tmp_path / "one", 1, names, **reference), tmp_path / "one")
-    both = run(job(tmp_path / "store", tmp_path / "two", 2, names, guests=True, **merged),
-               tmp_path / "two")
+    both = run({**job(tmp_path / "store", tmp_path / "two", 2, names, **OPERATORS),
+                "operators": True}, tmp_path / "two")
     for name, workers in both.items():
         worst = differences(alone[name][0], workers)
         assert all(value < LIMIT for value in worst.values()), (name, worst)
@@ -51,9 +53,8 @@ EVERY_PLAN = ["sum-self_loop", "max-bases", "sampled", "rgat-self_loop", "hgt-se
 def test_every_kind_of_plan_is_exact(reference: tuple[Path, Any], tmp_path: Path, parts: int,
                                      options: dict[str, Any]) -> None:
     store, alone = reference
-    both = run(job(store, tmp_path, parts, EVERY_PLAN, guests=True,
-                   **{"train.kernel": "merged", "plugins.merged": {"few": 0}, **options}),
-               tmp_path)
+    both = run({**job(store, tmp_path, parts, EVERY_PLAN, **{**OPERATORS, **options}),
+                "operators": True}, tmp_path)
     assert set(both) == set(EVERY_PLAN)
     for name, workers in both.items():
         worst = differences(alone[name][0], workers)

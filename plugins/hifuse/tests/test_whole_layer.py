@@ -64,7 +64,7 @@ APART: dict[str, tuple[type[HGNNLayer], dict[str, Any]]] = {
 @pytest.fixture(autouse=True)
 def merged(monkeypatch: pytest.MonkeyPatch) -> Iterator[MergedKernel]:
     """The kernel in use, as elsewhere than on CPU."""
-    monkeypatch.setattr(merged_kernel, "passes", None)
+    monkeypatch.setattr(merged_kernel, "COMPILES", False)
     kernel = MergedKernel()
     before = use_kernel(kernel)
     yield kernel
@@ -196,7 +196,7 @@ def test_what_is_not_prepared(case: str, merged: MergedKernel, monkeypatch: pyte
                               ) -> None:
     made = batch(offloads=case == "edges for others")
     if case == "compiled":
-        monkeypatch.setattr(merged_kernel, "passes", object())
+        monkeypatch.setattr(merged_kernel, "COMPILES", True)
     block = made.blocks[0]
     if case == "no edges":
         block = Block(1, dict(COUNTS), {"a": 1}, [
