@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dgl_heta import HetaError, InputError
-from dgl_heta.tools import (
-    NodeIds,
-    column_seconds,
-    listing,
-    replacing,
-    split_words,
-)
+from dgl_heta.tools import NodeIds, column_seconds, listing, replacing, split_words
 from dgl_heta_relational.columns import Feature, Spool
-from dgl_heta_relational.tables import Database, Table, check_key
+from dgl_heta_relational.tables import Database, Table
 
 log = logging.getLogger("dgl_heta")
 MARK = b"dgl-heta seeds"
@@ -101,14 +95,13 @@ def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> See
     if not path.parent.is_dir():
         raise InputError(f"plugins.relational.seeds is {path}, but there is no directory "
                          f"{path.parent}; make it, or choose another file for the table of --task")
-    batches, rows = database.query(query), 0
+    batches, rows = database.query(query, "the query of --task"), 0
     first = next(batches, None)
     if first is None:
         raise InputError("the query of --task gives no rows; it must give one for each prediction")
     spool = Spool(scratch, "the query of --task", _schema(first, query))
     with closing(spool):
         for batch in itertools.chain([first], batches):
-            check_key(batch.column("id"), "id", "the query of --task")
             try:
                 spool.write(batch)
             except (pa.ArrowException, ValueError):
@@ -136,7 +129,7 @@ def _schema(batch: Any, query: str) -> Any:
     return batch.schema.with_metadata({MARK: query.encode()})
 
 
-def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]]) -> None:
+def warn_of_answers(query: str, tables: Iterable[tuple[Table, list[Feature]]]) -> None:
     """Log a warning for each table of the graph that a query names, if features may say the label.
 
     A table with a time is there from then on, so of it only columns count that the query names.
@@ -147,16 +140,16 @@ def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]
         return re.search(rf"(?<!\w){re.escape(word)}(?!\w)(?!\s+by\b)", text,
                          re.IGNORECASE) is not None
 
-    for name, (table, features) in tables.items():
+    for table, features in tables:
         columns = [f.column for f in features if f.column != table.time and (
             f.said or not f.constant) and (not table.time or named(f.column))]
-        if columns and named(name):
+        if columns and named(table.name):
             own = ", ".join(f'{column} = "none"' for column in columns)
             log.warning(
                 "table '%s' of the query of --task is in the graph with its columns %s as "
                 "features; where they say the label, leave it out by plugins.relational.skip, or "
-                "them by plugins.relational.tables.\"%s\".features = {%s}", name,
-                listing(columns), name, own if len(columns) < 4 else 'COLUMN = "none"')
+                "them by plugins.relational.tables.\"%s\".features = {%s}", table.name,
+                listing(columns), table.name, own if len(columns) < 4 else 'COLUMN = "none"')
 
 
 def _is_ours(path: Path) -> bool:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.graph import read_graph
-from dgl_heta_relational.sql import SqlDatabase
-from dgl_heta_relational.values import TIME, BatchMaker
+from dgl_heta_relational.sql import SqlDatabase, Values
+from dgl_heta_relational.tables import TIME
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -325,7 +325,7 @@ def test_values_of_drivers_are_neither_cut_nor_guessed():
     kinds = {"at": TIME, "is": pa.bool_(), "many": pa.int64()}
 
     def batch(name: str, *values: Any) -> list[Any]:
-        return BatchMaker("a table", kinds).batch([name], [values]).column(0).to_pylist()
+        return Values(f"column '{name}'", kinds[name]).array(values).to_pylist()
 
     def when(zone: int | None, month: int) -> datetime:
         return datetime(2020, month, 1, 5 + (zone or 0), tzinfo=None if zone is None else
