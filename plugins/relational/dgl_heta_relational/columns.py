@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dgl_heta.tools import (
     task_columns,
 )
 from dgl_heta_relational.layout import Layout
-from dgl_heta_relational.settings import RelationalSettings, TableSettings
+from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import Table
 
 FEW = 100
@@ -34,14 +34,8 @@ FEW = 100
 
 @dataclass
 class Feature:
-    """A column that may become features, and what is seen of it.
-
-    Attributes
-    ----------
-    said : what the settings say of it; "" where its type decides.
-    known, nulls : rows with and without a value.
-    values : the different values, as long as they are few.
-    """
+    """A column that may become features, and what is seen of it: rows with and without a value, and
+    the different ones, as long as they are few. `said` is what the settings say, "": its type."""
 
     column: str
     kind: Any
@@ -79,25 +73,18 @@ class Feature:
         return "number:indicator" if self.nulls else "number"
 
 
-def chosen_features(table: Table, settings: RelationalSettings, label: Labelled | None
-                    ) -> list[Feature]:
-    """The columns that may become features: not keys, not the label.
-
-    Raises
-    ------
-    InputError
-        The label is to be a feature.
-    """
-    said = settings.tables.get(table.name, TableSettings()).features
-    hidden = set(label.columns) - {table.time} if label and label.table == table.name else set()
-    if wrong := [name for name in said if name in hidden and said[name] != "none"]:
+def chosen_features(table: Table, label: Collection[str]) -> list[Feature]:
+    """The columns that may become features: of keys those that the settings name, and none that the
+    `label` is read from, which they must not name."""
+    hidden = {*label} - {table.time}
+    if wrong := [name for name, way in table.ways.items() if name in hidden and way != "none"]:
         raise InputError(f"column '{wrong[0]}' of table '{table.name}' is the label, and is to be "
                          "a feature, too, which would give the answer away; take it out of "
                          f"plugins.relational.tables.\"{table.name}\".features")
     left = hidden | {*(table.key or ()), *table.aside} - {table.time} | {
         name for name, kind in table.columns.items()
         if kind is None or sort_of(kind) in ("bytes", "list")}
-    ways = {name: said.get(name, "none" if name in left else "") for name in table.columns}
+    ways = {name: table.ways.get(name, "none" if name in left else "") for name in table.columns}
     return [Feature(name, table.columns[name], way) for name, way in ways.items() if way != "none"]
 
 
@@ -105,13 +92,16 @@ class Spool:
     """Rows in a Parquet file, for what must look at them twice; `what` they are is for messages,
     and `schema` is of the columns to keep."""
 
-    def __init__(self, path: Path, what: str, schema: Any) -> None:
-        self.path, self._what, self._schema = path, what, schema
+    def __init__(self, path: Path, what: str, schema: Any, features: Sequence[Feature] = ()
+                 ) -> None:
+        self.path, self._what, self._schema, self.features = path, what, schema, features
         self._writer = pq.ParquetWriter(path, schema, compression="none", use_dictionary=False)
         self.close = self._writer.close
 
     def write(self, batch: Any) -> None:
         """Add rows."""
+        for feature in self.features:
+            feature.see(batch.column(feature.column))
         self._writer.write_batch(batch.select(self._schema.names).cast(self._schema))
 
     def columns(self) -> ColumnTable:
@@ -121,15 +111,16 @@ class Spool:
         return table
 
 
-def made_features(table: Table, spool: Spool, chosen: Sequence[Feature], rows: np.ndarray | None,
-                  path: Path) -> tuple[np.ndarray | None, list[dict[str, Any]], list[str]]:
-    """The features of columns, or None; how they were made; columns that are left out.
+def made_features(table: Table, spool: Spool, rows: np.ndarray | None, path: Path
+                  ) -> tuple[np.ndarray | None, list[dict[str, Any]], list[str]]:
+    """The features of a table, float32, or None; how they were made; columns that are left out.
 
     Means and categories are of `rows` (bool) alone.
     """
-    ways = {f.column: f.way(f.column == table.time) for f in chosen if f.said or not f.constant}
+    ways = {f.column: f.way(f.column == table.time)
+            for f in spool.features if f.said or not f.constant}
     notes = [f"column '{f.column}' of '{table.name}', which is the same in all rows"
-             for f in chosen if f.column not in ways]
+             for f in spool.features if f.column not in ways]
     if not ways:
         return None, [], notes
     array, records = table_features(spool.columns(), ways, rows, path)
@@ -141,13 +132,8 @@ def made_features(table: Table, spool: Spool, chosen: Sequence[Feature], rows: n
 
 @dataclass(frozen=True)
 class Labelled:
-    """A column with labels.
-
-    Attributes
-    ----------
-    columns : those that must be read for it: itself, and what the split is by.
-    split : as the table reader has it (:func:`dgl_heta.tools.masks_of`).
-    """
+    """A column with labels, the `columns` to read for it (itself, and what the split is by), and
+    the split as :func:`dgl_heta.tools.masks_of` takes it."""
 
     table: str
     column: str
@@ -172,13 +158,8 @@ class Labelled:
 
 
 def label_of(settings: RelationalSettings, layout: Layout) -> Labelled | None:
-    """The label that the settings name, if they do.
-
-    Raises
-    ------
-    InputError
-        No such table or column, or one that the rows are to be split by.
-    """
+    """The label that the settings name, if they do; it, and what rows are split by, are columns of
+    a node type."""
     if settings.label is None:
         return None
     name, _, column = settings.label.rpartition(".")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,7 @@ from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_dec
 
 class DuckDatabase(Database):
     """A database of DuckDB, opened to be read alone, in one transaction; or a directory of Parquet
-    files, which are views to DuckDB.
-
-    Raises
-    ------
-    InputError
-        There is no such file, or no DuckDB.
-    HetaError
-        It cannot be opened: another process writes to it.
-    """
+    files, which are views to DuckDB."""
 
     def __init__(self, path: Path, settings: RelationalSettings) -> None:
         if not path.exists():
@@ -37,19 +29,16 @@ class DuckDatabase(Database):
         self._state = self._states()
         duckdb = optional("duckdb", f"reading {self.where}", "duckdb", "dgl-heta-relational")
         self._error = duckdb.Error
-        with self._told():
+        with ExitStack() as opening, self._told():
             self._connection = duckdb.connect(":memory:" if self._files else str(path),
                                               read_only=not self._files)
-        try:
-            with self._told():
-                self._connection.begin()
-                for file in self._files:
-                    self._connection.read_parquet(
-                        str(file), hive_partitioning=False).create_view(file.stem)
-                self.tables = in_declared_case(self._reflected(settings.schemas))
-        except BaseException:
-            self.close()
-            raise
+            opening.callback(self.close)
+            self._connection.begin()
+            for file in self._files:
+                self._connection.read_parquet(
+                    str(file), hive_partitioning=False).create_view(file.stem)
+            self.tables = in_declared_case(self._reflected(settings.schemas))
+            opening.pop_all()  # it stays open
 
     def close(self) -> None:
         self._connection.close()

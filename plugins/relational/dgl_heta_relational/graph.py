@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,7 @@ from dgl_heta.tools import (
     scratch_directory,
     with_reverse,
 )
-from dgl_heta_relational.columns import (
-    Feature,
-    Labelled,
-    Spool,
-    chosen_features,
-    label_of,
-    made_features,
-)
+from dgl_heta_relational.columns import Spool, chosen_features, label_of, made_features
 from dgl_heta_relational.layout import Layout, make_layout
 from dgl_heta_relational.seeds import read_seeds, warn_of_answers
 from dgl_heta_relational.settings import RelationalSettings
@@ -63,22 +57,21 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
         The database cannot be read to its end, or changed meanwhile.
     """
     layout = make_layout(database, settings)
-    label = label_of(settings, layout)
-    if label is not None and task is not None:
+    if settings.label is not None and task is not None:
         raise InputError("plugins.relational.label and --task both say what to predict; leave one "
                          "of them out")
     with scratch_directory(None, "dgl-heta-relational") as scratch:
         seeds = None if task is None else read_seeds(
             database, task, settings.seeds, scratch / "seeds.parquet")
-        reading = _Reading(database, layout, settings, label, scratch)
+        reading = _Reading(database, layout, settings, scratch)
         for table in layout.tables.values():
             reading.table(table)
         if task is None or seeds is None:
             return reading.source(None)
-        warn_of_answers(task, ((read.table, read.features) for read in reading.nodes.values()))
+        warn_of_answers(task, ((read.table, read.spool.features)
+                               for read in reading.nodes.values()))
         source = reading.source(seeds.until)
-        return replace(source, write_seeds=seeds.write, check_seeds=lambda ntype: seeds.check(
-            ntype, source.node_counts[ntype], source.node_ids.get(ntype)))
+        return replace(source, write_seeds=seeds.write, check_seeds=partial(seeds.check, source))
 
 
 @dataclass
@@ -93,20 +86,15 @@ class _Asked:
 
 @dataclass
 class _Read:
-    """What was read of a table.
+    """What was read of a table: columns, ids and times of its rows, and what its foreign keys name.
 
-    Attributes
-    ----------
-    own : columns of the primary key, and whatever else foreign keys refer to.
-    ids, times : of each row.
-    asked : its foreign keys.
-    ends : how many rows there were after each batch.
+    `own` are the columns of its primary key, and whatever else foreign keys refer to, `ends` how
+    many rows there were after each batch.
     """
 
     table: Table
     own: list[tuple[str, ...]]
     spool: Spool
-    features: list[Feature]
     ids: TextFile
     times: ArrayFile
     asked: dict[ForeignKey, _Asked]
@@ -123,9 +111,10 @@ class _Reading:
     the tables that are node types."""
 
     def __init__(self, database: Database, layout: Layout, settings: RelationalSettings,
-                 label: Labelled | None, scratch: Path) -> None:
+                 scratch: Path) -> None:
         self._database, self._layout, self._settings = database, layout, settings
-        self._label, self._scratch, self._names = label, scratch, itertools.count()
+        self._label, self._scratch = label_of(settings, layout), scratch
+        self._names = itertools.count()
         self._read: dict[str, _Read] = {}
         self.nodes: dict[str, _Read] = {}
         self._notes: list[str] = []
@@ -138,25 +127,18 @@ class _Reading:
             for name, columns in sorted(keys)}
 
     def table(self, table: Table) -> None:
-        """Read a table.
-
-        Raises
-        ------
-        InputError
-            A primary key that is empty, or that two rows have.
-        HetaError
-            Another number of rows than the database counted.
-        """
+        """Read a table; a primary key that is empty or not unique is an error, and so is another
+        number of rows than the database counted."""
         what = f"table '{table.name}' of {self._database.where}"
         is_node = table.name in self._layout.nodes
-        features = chosen_features(table, self._settings, self._label) if is_node else []
         label = self._label.columns if self._label and self._label.table == table.name else ()
+        features = chosen_features(table, label) if is_node else []
         kept = [*dict.fromkeys([*(f.column for f in features), *label])]
         read = self._read[table.name] = _Read(
             table, [columns for name, columns in self._shards if name == table.name],
-            Spool(self._path(".parquet"), f"table '{table.name}'",
-                  pa.schema([(name, table.columns[name] or pa.large_string()) for name in kept])),
-            features, TextFile(self._path()), self._file(),
+            Spool(self._path(".parquet"), f"table '{table.name}'", pa.schema(
+                [(name, table.columns[name] or pa.large_string()) for name in kept]), features),
+            TextFile(self._path()), self._file(),
             {key: _Asked(self._file()) for key in table.foreign})
         if is_node:
             self.nodes[table.name] = read
@@ -201,8 +183,6 @@ class _Reading:
             except pa.ArrowInvalid as error:
                 raise InputError(f"column '{table.time}' of {what} has a date that is no time of "
                                  f"a row ({error}); correct it, or leave it empty") from None
-        for feature in read.features:
-            feature.see(batch.column(feature.column))
         read.spool.write(batch)
         read.ends.append(read.count + batch.num_rows)
 
@@ -233,9 +213,9 @@ class _Reading:
                for name, read in self.nodes.items() if len(read.ids)}
         source = GraphSource(self._database.name, counts, edges, arrays, task, info, node_ids=ids,
                              times=times).without_empty()
-        notes = [*source.info.get("left out", []), *self._notes]
-        return with_reverse(replace(source, info={
-            **source.info, **({"left out": notes} if notes else {})}))
+        if self._notes:
+            source.info["left out"] = [*source.info.get("left out", []), *self._notes]
+        return with_reverse(source)
 
     def _features(self, times: Mapping[Any, np.ndarray], until: int | None,
                   arrays: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -244,24 +224,18 @@ class _Reading:
         recipes, unused = {}, {}
         for name, read in self.nodes.items():
             rows = None if until is None or name not in times else times[name] <= until
-            feat, recipe, notes = made_features(read.table, read.spool, read.features, rows,
-                                                self._path())
+            feat, recipe, notes = made_features(read.table, read.spool, rows, self._path())
             self._notes += notes
             if feat is not None:
                 arrays.setdefault(name, {})["feat"], recipes[name] = feat, recipe
-            seen = {feature.column for feature in read.features}
+            seen = {feature.column for feature in read.spool.features}
             if left := [column for column in read.table.columns if column not in seen]:
                 unused[name] = left
         return {"columns": recipes, "columns that are not used": unused}
 
     def _edges(self, times: dict[Any, np.ndarray]) -> dict[Relation, Any]:
-        """The edges of all relations; adds the times of those of link tables.
-
-        Raises
-        ------
-        InputError
-            Keys lead to no row, and the settings say that this is an error.
-        """
+        """The edges of all relations; adds the times of those of link tables. Keys that lead to no
+        row are counted, or refused."""
         edges: dict[Relation, Any] = {}
         for relation, (table, keys) in self._layout.relations.items():
             read = self._read[table.name]

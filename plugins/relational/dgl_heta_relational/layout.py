@@ -44,11 +44,8 @@ class Layout:
 def make_layout(database: Database, settings: RelationalSettings) -> Layout:
     """The graph that a database is by its keys and the settings.
 
-    Raises
-    ------
-    InputError
-        A table without a primary key; a foreign key to a view, to a table that is not read, or of
-        columns that do not fit; settings of tables or columns that there are not.
+    Tables without a primary key are refused, and so are foreign keys to views, to nothing, or of
+    columns that do not fit, and settings of tables or columns that there are not.
     """
     tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
               for name, table in _chosen(database, settings).items()}
@@ -102,7 +99,7 @@ def _settled(table: Table, said: TableSettings, database: Database) -> Table:
         columns = ((text,) if text in table.columns else
                    tuple(part.strip() for part in text.split(",")))
         foreign[columns] = ForeignKey(columns, other)
-    table = replace(table, foreign=tuple(foreign.values()), time=said.time or table.time,
+    table = replace(table, foreign=tuple(foreign.values()), time=said.time, ways=said.features,
                     key=table.key if said.key is None else tuple(said.key))
     named = [*(table.key or ()), *table.foreign_columns, *said.features,
              *([table.time] if table.time else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dgl_heta import HetaError, InputError
-from dgl_heta.tools import NodeIds, column_seconds, listing, replacing, split_words
+from dgl_heta import GraphSource, HetaError, InputError
+from dgl_heta.tools import column_seconds, listing, replacing, split_words
 from dgl_heta_relational.columns import Feature, Spool
 from dgl_heta_relational.tables import Database, Table
 
@@ -32,10 +32,8 @@ _PIECE = 1 << 22
 class Seeds:
     """A table of seeds that a query gave, in a file that has no name any more.
 
-    Attributes
-    ----------
-    ids : of the rows, as text.
-    until : the last time of training, in seconds since 1970, if a column `split` says it.
+    `ids` are those of the rows, as text; `until` is the last time of training, in seconds since
+    1970, if a column `split` says it.
     """
 
     path: Path
@@ -43,14 +41,9 @@ class Seeds:
     ids: Any
     until: int | None
 
-    def check(self, ntype: str, count: int, ids: NodeIds | None) -> None:
-        """Check that each row is of a node of a type, which has `count`.
-
-        Raises
-        ------
-        InputError
-            The ids have none that a row names.
-        """
+    def check(self, source: GraphSource, ntype: str) -> None:
+        """Refuse a row that is of no node of a type."""
+        count, ids = source.node_counts[ntype], source.node_ids.get(ntype)
         left = pc.unique(self.ids)
         for low in range(0, count, _PIECE):
             high = min(low + _PIECE, count)
@@ -65,13 +58,7 @@ class Seeds:
                 f"{len(self.ids):,} rows have such")
 
     def write(self) -> None:
-        """Put the table where it is to be, whole or not at all.
-
-        Raises
-        ------
-        HetaError
-            It cannot be written there.
-        """
+        """Put the table where it is to be, whole or not at all."""
         try:
             with replacing(self.path) as new:
                 new.write_bytes(memoryview(self.content))
@@ -83,11 +70,8 @@ class Seeds:
 def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> Seeds:
     """Read what a query gives, for the Parquet file `path`; nothing is written but to `scratch`.
 
-    Raises
-    ------
-    InputError
-        Other columns than id, time, label and split, empty values, a file of somebody else's, no
-        directory for it.
+    Other columns than id, time, label and split are refused, and so are empty values, a file of
+    somebody else's, and a directory that is not there.
     """
     if path.exists() and not _is_ours(path):
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
@@ -129,7 +113,8 @@ def _schema(batch: Any, query: str) -> Any:
     return batch.schema.with_metadata({MARK: query.encode()})
 
 
-def warn_of_answers(query: str, tables: Iterable[tuple[Table, list[Feature]]]) -> None:
+def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]]
+                    ) -> None:
     """Log a warning for each table of the graph that a query names, if features may say the label.
 
     A table with a time is there from then on, so of it only columns count that the query names.

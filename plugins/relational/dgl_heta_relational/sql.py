@@ -13,7 +13,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,8 @@ _SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
 class SqlDatabase(Database):
     """The database of a URL.
 
-    All is read in one transaction: of SQLite, PostgreSQL and InnoDB it sees one moment,
-    whatever others write.
-
-    Raises
-    ------
-    InputError
-        A URL that is none or has a password in it, a file that is not there, no driver.
-    HetaError
-        The database cannot be reached.
+    All is read in one transaction: of SQLite, PostgreSQL and InnoDB it sees one moment, whatever
+    others write.
     """
 
     def __init__(self, url: str, settings: RelationalSettings) -> None:
@@ -65,23 +58,20 @@ class SqlDatabase(Database):
         self.where = sa.URL.create(backend, host=parsed.host, port=parsed.port,
                                    database=parsed.database).render_as_string()
         self.name = Path(parsed.database or parsed.host or kind).stem
-        self._password = os.environ.get(PASSWORD, "")
-        self._limit_s = settings.timeout_s
+        self._password, self._limit_s = os.environ.get(PASSWORD, ""), settings.timeout_s
         self._connection: Any = None
         self._is_file = kind == "sqlite"
         self.mark = "`" if kind == "mysql" else '"'
         self._engine = self._driver(parsed, kind)
-        try:
-            with self._told():
-                self._connection = self._engine.connect().execution_options(
-                    stream_results=True, max_row_buffer=ROWS, no_parameters=True,
-                    postgresql_readonly=True)
-                if self._is_file:  # SQLite, whose driver would begin no transaction to read
-                    self._connection.exec_driver_sql("BEGIN")
-                self.tables = in_declared_case(self._reflected(settings.schemas))
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opening, self._told():
+            opening.callback(self.close)
+            self._connection = self._engine.connect().execution_options(
+                stream_results=True, max_row_buffer=ROWS, no_parameters=True,
+                postgresql_readonly=True)
+            if self._is_file:  # SQLite, whose driver would begin no transaction to read
+                self._connection.exec_driver_sql("BEGIN")
+            self.tables = in_declared_case(self._reflected(settings.schemas))
+            opening.pop_all()  # it stays open
 
     def close(self) -> None:
         with suppress(sa.exc.SQLAlchemyError):  # of a server that is gone, whose error was told
@@ -243,10 +233,8 @@ _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), datetime.date:
 class Values:
     """Makes arrays of the values of a column, times as instants: those without a zone as of UTC.
 
-    Parameters
-    ----------
-    what : the column is, for messages.
-    kind : the type of Arrow's that it is declared as; None: what the values say.
+    `what` the column is is for messages; `kind` is the type of Arrow's that it is declared as,
+    None: what the values say.
     """
 
     def __init__(self, what: str, kind: Any) -> None:
@@ -254,13 +242,8 @@ class Values:
         self._forms = [pa.timestamp("us"), TIME]  # of times as text: without a zone, or with one
 
     def array(self, values: Sequence[Any]) -> Any:
-        """An array of some values.
-
-        Raises
-        ------
-        InputError
-            One is not what the column is declared as; times with and without a zone.
-        """
+        """An array of some values; one that is not what the column is declared as is refused, and
+        so are times with a zone beside times without."""
         try:
             return self._made(values, self._kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):

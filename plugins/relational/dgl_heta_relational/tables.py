@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,7 +42,7 @@ class ForeignKey:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as the database declares it.
+    """A table as the database and the settings declare it.
 
     Attributes
     ----------
@@ -51,6 +51,7 @@ class Table:
     declared : name of each column to Arrow's type; None where there is none for what it holds.
     key : columns of the primary key; None where none is declared, empty where rows need none.
     time : the column that says from when on a row is there.
+    ways : what the settings say of columns as features.
     aside : columns of all foreign keys, also of those to tables that are not read.
     """
 
@@ -59,8 +60,9 @@ class Table:
     declared: Mapping[str, Any]
     key: tuple[str, ...] | None = None
     foreign: tuple[ForeignKey, ...] = ()
-    time: str | None = None
     is_view: bool = False
+    time: str | None = None
+    ways: Mapping[str, str] = field(default_factory=dict)
     aside: tuple[str, ...] = ()
 
     @cached_property
@@ -126,12 +128,7 @@ def joined(batch: Any, columns: Sequence[str], what: str) -> Any:
     """The key of each row as text (large_string), null where a column is.
 
     Several columns are joined by :data:`SEPARATOR`; a backslash stands before one in a text.
-
-    Raises
-    ------
-    InputError
-        Numbers with a fraction's type that are too large to be told from their neighbours, in rows
-        of `what`.
+    Numbers with a fraction's type that are too large to be told from their neighbours are refused.
     """
     texts = []
     for name in columns:
@@ -153,20 +150,12 @@ def joined(batch: Any, columns: Sequence[str], what: str) -> Any:
 
 
 class Database(AbstractContextManager["Database"], ABC):
-    """Tables that are open for reading, all as of one moment.
+    """Tables, views among them, that are open for reading, all as of one moment."""
 
-    Attributes
-    ----------
-    name : of the graph.
-    where : how messages and stores name the database; never with a password.
-    tables : by their names; views among them.
-    mark : what names in queries are quoted by.
-    """
-
-    name: str
-    where: str
+    name: str  # of the graph
+    where: str  # how messages and stores name the database; never with a password
     tables: dict[str, Table]
-    mark = '"'
+    mark = '"'  # what names in queries are quoted by
 
     def counts(self, table: Table, keys: Sequence[Sequence[str]] = ()) -> list[int]:
         """The rows of a table, and for each of some sets of columns the rows that have them all."""
@@ -188,14 +177,8 @@ class Database(AbstractContextManager["Database"], ABC):
     @abstractmethod
     def query(self, text: str, what: str, declared: Mapping[str, Any] | None = None
               ) -> Iterator[Any]:
-        """The rows that a query gives, as record batches; `declared` are the types of columns,
-        where they are known, and `what` they are of is for messages.
-
-        Raises
-        ------
-        InputError
-            It gives none.
-        """
+        """The rows that a query gives, as record batches; one that gives none is refused. `what`
+        they are of is for messages, and `declared` are types of columns, where they are known."""
 
     @abstractmethod
     def close(self) -> None:
