@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dgl_heta import HetaError, InputError
 from dgl_heta.tools import optional
-from dgl_heta_relational.settings import RelationalSettings, parquet_files
+from dgl_heta_relational.settings import RelationalSettings, directory_settings, parquet_files
 from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_declared_case, known
 
 
@@ -23,6 +23,7 @@ class DuckDatabase(Database):
         if not path.exists():
             raise InputError(f"there is no database '{path}'; after duckdb:/// comes the path of a "
                              "file")
+        self.settings = directory_settings(path, settings) if path.is_dir() else settings
         self._files = parquet_files(path) if path.is_dir() else []
         self.name = path.resolve().stem
         self.where = str(path) if self._files else f"duckdb:///{path}"
@@ -37,7 +38,7 @@ class DuckDatabase(Database):
             for file in self._files:
                 self._connection.read_parquet(
                     str(file), hive_partitioning=False).create_view(file.stem)
-            self.tables = in_declared_case(self._reflected(settings.schemas))
+            self.tables = in_declared_case(self._reflected())
             opening.pop_all()  # it stays open
 
     def close(self) -> None:
@@ -69,13 +70,13 @@ class DuckDatabase(Database):
             raise InputError(f"{what} gives no rows; it must be a SELECT")
         return (getattr(asked, "to_arrow_reader", None) or asked.fetch_arrow_reader)(ROWS)
 
-    def _reflected(self, schemas: Sequence[str]) -> Iterator[Table]:
+    def _reflected(self) -> Iterator[Table]:
         """All tables and views of the schemas."""
         def rows(text: str, *values: str) -> list[tuple[Any, ...]]:
             found: list[tuple[Any, ...]] = self._connection.execute(text, values).fetchall()
             return found
 
-        schemas = schemas or [rows("SELECT current_schema()")[0][0]]
+        schemas = self.settings.schemas or [rows("SELECT current_schema()")[0][0]]
         for schema, name, is_view in rows(
                 "SELECT table_schema, table_name, table_type = 'VIEW' FROM "
                 "information_schema.tables WHERE table_catalog = current_database()"):

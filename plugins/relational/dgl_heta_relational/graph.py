@@ -32,7 +32,6 @@ from dgl_heta.tools import (
 from dgl_heta_relational.columns import Spool, chosen_features, label_of, made_features
 from dgl_heta_relational.layout import Layout, make_layout
 from dgl_heta_relational.seeds import read_seeds, warn_of_answers
-from dgl_heta_relational.settings import RelationalSettings
 from dgl_heta_relational.tables import Database, ForeignKey, Table, joined, seconds_of
 
 log = logging.getLogger("dgl_heta")
@@ -42,12 +41,13 @@ NOBODY = "\0"
 """The beginning of texts that no key can be."""
 
 
-def read_graph(database: Database, settings: RelationalSettings, task: str | None) -> GraphSource:
+def read_graph(database: Database, task: str | None = None) -> GraphSource:
     """Read the graph of a database.
 
     Parameters
     ----------
-    task : a query for the rows to predict; the source's `write_seeds` makes `settings.seeds` of it.
+    task : a query for the rows to predict; the source's `write_seeds` makes the file `seeds` of the
+        settings of it.
 
     Raises
     ------
@@ -56,14 +56,13 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
     HetaError
         The database cannot be read to its end, or changed meanwhile.
     """
-    layout = make_layout(database, settings)
-    if settings.label is not None and task is not None:
+    layout = make_layout(database)
+    if database.settings.label is not None and task is not None:
         raise InputError("plugins.relational.label and --task both say what to predict; leave one "
                          "of them out")
     with scratch_directory(None, "dgl-heta-relational") as scratch:
-        seeds = None if task is None else read_seeds(
-            database, task, settings.seeds, scratch / "seeds.parquet")
-        reading = _Reading(database, layout, settings, scratch)
+        seeds = None if task is None else read_seeds(database, task, scratch / "seeds.parquet")
+        reading = _Reading(database, layout, scratch)
         for table in layout.tables.values():
             reading.table(table)
         if task is None or seeds is None:
@@ -110,11 +109,10 @@ class _Reading:
     """What is read of a database, in files of a temporary directory; `nodes` is what was read of
     the tables that are node types."""
 
-    def __init__(self, database: Database, layout: Layout, settings: RelationalSettings,
-                 scratch: Path) -> None:
-        self._database, self._layout, self._settings = database, layout, settings
-        self._label, self._scratch = label_of(settings, layout), scratch
-        self._names = itertools.count()
+    def __init__(self, database: Database, layout: Layout, scratch: Path) -> None:
+        self._label = label_of(database.settings, layout)
+        self._database, self._layout, self._settings = database, layout, database.settings
+        self._scratch, self._names = scratch, itertools.count()
         self._read: dict[str, _Read] = {}
         self.nodes: dict[str, _Read] = {}
         self._notes: list[str] = []

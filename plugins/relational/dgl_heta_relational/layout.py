@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dgl_heta import InputError, Relation, Schema
 from dgl_heta.tools import REVERSE, listing, nearest
-from dgl_heta_relational.settings import RelationalSettings, TableSettings
+from dgl_heta_relational.settings import TableSettings
 from dgl_heta_relational.tables import Database, ForeignKey, Table
 
 
@@ -41,14 +41,13 @@ class Layout:
         return Schema({name: n for name, n in counts.items() if n and name in joined}, edges)
 
 
-def make_layout(database: Database, settings: RelationalSettings) -> Layout:
-    """The graph that a database is by its keys and the settings.
+def make_layout(database: Database) -> Layout:
+    """The graph that a database is by its keys and its settings.
 
     Tables without a primary key are refused, and so are foreign keys to views, to nothing, or of
     columns that do not fit, and settings of tables or columns that there are not.
     """
-    tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
-              for name, table in _chosen(database, settings).items()}
+    tables = {name: _settled(table, database) for name, table in _chosen(database).items()}
     for name, table in tables.items():
         keys = [_followed(table, key, tables, database) for key in table.foreign]
         tables[name] = replace(table, foreign=tuple(key for key in keys if key is not None),
@@ -77,9 +76,9 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
     return Layout(nodes, {**nodes, **links}, dict(relations))
 
 
-def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table]:
+def _chosen(database: Database) -> dict[str, Table]:
     """The tables that are read: all without views, or those that are named."""
-    known = database.tables
+    known, settings = database.tables, database.settings
     for name in (*settings.only, *settings.skip, *settings.tables):
         if name not in known:
             raise InputError(f"plugins.relational names table '{name}', which {database.where} "
@@ -92,8 +91,9 @@ def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table
     return tables
 
 
-def _settled(table: Table, said: TableSettings, database: Database) -> Table:
+def _settled(table: Table, database: Database) -> Table:
     """A table with what the settings say of it."""
+    said = database.settings.tables.get(table.name, TableSettings())
     foreign = {key.columns: key for key in table.foreign}
     for text, other in said.foreign.items():
         columns = ((text,) if text in table.columns else

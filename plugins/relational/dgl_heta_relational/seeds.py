@@ -67,12 +67,14 @@ class Seeds:
                             "command again, with --overwrite") from None
 
 
-def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> Seeds:
-    """Read what a query gives, for the Parquet file `path`; nothing is written but to `scratch`.
+def read_seeds(database: Database, query: str, scratch: Path) -> Seeds:
+    """Read what a query gives, for the Parquet file that the settings name; nothing is written but
+    the file `scratch`.
 
     Other columns than id, time, label and split are refused, and so are empty values, a file of
     somebody else's, and a directory that is not there.
     """
+    path = database.settings.seeds
     if path.exists() and not _is_ours(path):
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
                          "its table by plugins.relational.seeds")

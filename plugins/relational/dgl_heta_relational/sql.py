@@ -52,7 +52,7 @@ class SqlDatabase(Database):
     """
 
     def __init__(self, url: str, settings: RelationalSettings) -> None:
-        parsed = _parsed(url)
+        parsed, self.settings = _parsed(url), settings
         backend = parsed.get_backend_name()
         kind = backend.replace("mariadb", "mysql")
         self.where = sa.URL.create(backend, host=parsed.host, port=parsed.port,
@@ -70,7 +70,7 @@ class SqlDatabase(Database):
                 postgresql_readonly=True)
             if self._is_file:  # SQLite, whose driver would begin no transaction to read
                 self._connection.exec_driver_sql("BEGIN")
-            self.tables = in_declared_case(self._reflected(settings.schemas))
+            self.tables = in_declared_case(self._reflected())
             opening.pop_all()  # it stays open
 
     def close(self) -> None:
@@ -104,9 +104,9 @@ class SqlDatabase(Database):
                 values[i] = [value and value.rstrip(" ") for value in values[i]]
             yield pa.record_batch([maker.array(each) for maker, each in zip(makers, values)], names)
 
-    def _reflected(self, schemas: Sequence[str]) -> Iterator[Table]:
+    def _reflected(self) -> Iterator[Table]:
         """All tables and views, as they are declared."""
-        look = sa.inspect(self._connection)
+        look, schemas = sa.inspect(self._connection), self.settings.schemas
         if wrong := [name for name in schemas if name not in look.get_schema_names()]:
             raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
                              f"does not have; schemas: {', '.join(look.get_schema_names())}")

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from dgl_heta import InputError
 from dgl_heta.tools import ALWAYS, as_text, plain_column, sort_of
+from dgl_heta_relational.settings import RelationalSettings
 
 ROWS = 1 << 16
 """Rows of a batch, at most."""
@@ -152,6 +153,7 @@ def joined(batch: Any, columns: Sequence[str], what: str) -> Any:
 class Database(AbstractContextManager["Database"], ABC):
     """Tables, views among them, that are open for reading, all as of one moment."""
 
+    settings: RelationalSettings
     name: str  # of the graph
     where: str  # how messages and stores name the database; never with a password
     tables: dict[str, Table]

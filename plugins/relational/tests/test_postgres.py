@@ -50,7 +50,7 @@ def password(monkeypatch):
 def read(url: str, **said):
     chosen = RelationalSettings.model_validate(said)
     with SqlDatabase(url, chosen) as database:
-        return read_graph(database, chosen, None)
+        return read_graph(database)
 
 
 def test_types_schemas_and_views(server):
@@ -87,7 +87,7 @@ def test_a_query_that_would_write_is_refused(server, tmp_path):
     query = "SELECT nextval('visit_id_seq') AS id, now() AS time, 1 AS label"
     with SqlDatabase(server.url, chosen) as database, pytest.raises(
             HetaError, match="read-only transaction"):
-        read_graph(database, chosen, query)
+        read_graph(database, query)
     assert not [*tmp_path.iterdir()]
 
 
@@ -96,7 +96,7 @@ def test_what_others_write_meanwhile_is_not_seen(server):
     with SqlDatabase(server.url, chosen) as database:
         server.run("INSERT INTO visit (id) VALUES (9999)")
         try:
-            assert read_graph(database, chosen, None).node_counts["visit"] == 500
+            assert read_graph(database).node_counts["visit"] == 500
             assert read(server.url).node_counts["visit"] == 501
         finally:
             server.run("DELETE FROM visit WHERE id = 9999")
@@ -120,7 +120,7 @@ def test_a_server_that_goes_away_is_one_line_and_nothing_stays(tmp_path, monkeyp
 
             monkeypatch.setattr(SqlDatabase, "batches", killed)
             with pytest.raises(HetaError, match="cannot read postgresql://127.0.0.1") as caught:
-                read_graph(database, chosen, None)
+                read_graph(database)
         assert "\n" not in str(caught.value)
         assert not [*tmp_path.iterdir()]
         with pytest.raises(HetaError, match="cannot read postgresql://127.0.0.1"):
@@ -136,7 +136,7 @@ def test_a_server_that_stops_is_given_up(server):
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(HetaError, match=r"did not answer for 1 s \(plugins\.relational\.t"):
-                read_graph(database, chosen, None)
+                read_graph(database)
         finally:
             os.kill(pid, signal.SIGCONT)
 
@@ -150,7 +150,7 @@ def test_a_query_may_have_a_percent_sign(server, tmp_path):
     chosen = RelationalSettings(seeds=tmp_path / "seeds.parquet")
     query = "SELECT id, at AS time, paid AS label FROM visit WHERE id::text LIKE '49%' ORDER BY id"
     with SqlDatabase(server.url, chosen) as database:
-        source = read_graph(database, chosen, query)
+        source = read_graph(database, query)
     assert source.write_seeds is not None
     source.write_seeds()
     rows = pq.read_table(chosen.seeds).to_pylist()

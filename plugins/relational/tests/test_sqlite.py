@@ -61,7 +61,7 @@ def made(path: Path, script: str = SHOP, *more: str) -> str:
 def read(url: str, task: str | None = None, **said):
     chosen = RelationalSettings.model_validate(said)
     with SqlDatabase(url, chosen) as database:
-        source = read_graph(database, chosen, task)
+        source = read_graph(database, task)
     if source.write_seeds is not None:
         source.write_seeds()
     return source
@@ -367,7 +367,7 @@ def test_what_others_write_meanwhile_is_not_seen(tmp_path):
         with closing(sqlite3.connect(tmp_path / "shop.db")) as other:
             other.execute("INSERT INTO customer (id) VALUES (8)")
             other.commit()
-        source = read_graph(database, chosen, None)
+        source = read_graph(database)
     assert source.node_counts["customer"] == 4
     assert named(source, Relation("customer", "friend", "customer")) == [("7", "3"), ("7", "5")]
     assert read(url).node_counts["customer"] == 5
