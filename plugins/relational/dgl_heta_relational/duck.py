@@ -12,7 +12,7 @@ import pyarrow as pa
 from dgl_heta import HetaError, InputError
 from dgl_heta.tools import optional
 from dgl_heta_relational.settings import RelationalSettings, directory_settings, parquet_files
-from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, in_declared_case, known
+from dgl_heta_relational.tables import ROWS, Database, ForeignKey, Table, as_known, by_name
 
 
 class DuckDatabase(Database):
@@ -38,7 +38,7 @@ class DuckDatabase(Database):
             for file in self._files:
                 self._connection.read_parquet(
                     str(file), hive_partitioning=False).create_view(file.stem)
-            self.tables = in_declared_case(self._reflected())
+            self.tables = by_name(self._reflected())
             opening.pop_all()  # it stays open
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class DuckDatabase(Database):
                 columns = {}
                 for name, column in zip(batch.schema.names, batch.columns):
                     try:
-                        columns[name] = known(column)
+                        columns[name] = as_known(column)
                     except pa.ArrowInvalid as error:  # a time that microseconds do not reach
                         raise InputError(f"column '{name}' of {what} of {self.where} has a value "
                                          f"that cannot be read ({error}); correct it, or leave it "

@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,10 @@ def read_seeds(database: Database, query: str, scratch: Path) -> Seeds:
     Other columns than id, time, label and split are refused, and so are empty values, a file of
     somebody else's, and a directory that is not there.
     """
-    path = database.settings.seeds
-    if path.exists() and not _is_ours(path):
+    path, ours = database.settings.seeds, False
+    with suppress(OSError, pa.ArrowException):
+        ours = MARK in (pq.read_schema(path).metadata or {})
+    if path.exists() and not ours:
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
                          "its table by plugins.relational.seeds")
     if not path.parent.is_dir():
@@ -137,10 +139,3 @@ def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]
                 "features; where they say the label, leave it out by plugins.relational.skip, or "
                 "them by plugins.relational.tables.\"%s\".features = {%s}", table.name,
                 listing(columns), table.name, own if len(columns) < 4 else 'COLUMN = "none"')
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return MARK in (pq.read_schema(path).metadata or {})
-    except (OSError, pa.ArrowException):
-        return False

@@ -20,19 +20,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from sqlalchemy import types
 
 from dgl_heta import HetaError, InputError
 from dgl_heta_relational.settings import RelationalSettings
-from dgl_heta_relational.tables import (
-    ROWS,
-    TIME,
-    Database,
-    ForeignKey,
-    Table,
-    in_declared_case,
-    known,
-)
+from dgl_heta_relational.tables import ROWS, TIME, Database, ForeignKey, Table, as_known, by_name
 
 PASSWORD = "HETA_DATABASE_PASSWORD"
 """The environment variable that may have the password."""
@@ -70,14 +61,13 @@ class SqlDatabase(Database):
                 postgresql_readonly=True)
             if self._is_file:  # SQLite, whose driver would begin no transaction to read
                 self._connection.exec_driver_sql("BEGIN")
-            self.tables = in_declared_case(self._reflected())
+            self.tables = by_name(self._reflected())
             opening.pop_all()  # it stays open
 
     def close(self) -> None:
         with suppress(sa.exc.SQLAlchemyError):  # of a server that is gone, whose error was told
             if self._connection is not None:
                 self._connection.close()
-        self._engine.dispose()
 
     def query(self, text: str, what: str, declared: Mapping[str, Any] | None = None
               ) -> Iterator[Any]:
@@ -210,7 +200,7 @@ def _parsed(url: str) -> sa.URL:
 
 def arrow_type(declared: Any) -> Any:
     """Arrow's type for what a column is declared as; None if there is none."""
-    if isinstance(declared, types.BigInteger) and getattr(declared, "unsigned", False):
+    if isinstance(declared, sa.types.BigInteger) and getattr(declared, "unsigned", False):
         return pa.uint64()
     try:
         declared = declared.as_generic()
@@ -266,7 +256,7 @@ class Values:
             return pa.array([value if value is None else str(value) for value in values], TEXT)
         if kind in (pa.uint64(), pa.large_binary()):  # of values that tell less
             return pa.array(values, kind)
-        found = known(pa.array(values))
+        found = as_known(pa.array(values))
         if pa.types.is_temporal(found.type) and len({
                 (type(value), getattr(value, "tzinfo", None) is None)
                 for value in values if value is not None}) > 1:
@@ -275,8 +265,9 @@ class Values:
             return pc.cast(found, pa.float64()) if pa.types.is_decimal(found.type) else found
         if kind == CLOCK:
             if found.type == TEXT:  # SQLite has no times
-                found = known(pc.cast(pc.cast(pc.binary_join_element_wise(
-                    "1970-01-01", found, " "), pa.timestamp("us")), CLOCK))
+                moments = pc.binary_join_element_wise(
+                    pa.scalar("1970-01-01", TEXT), found, pa.scalar(" ", TEXT))
+                found = as_known(pc.cast(pc.cast(moments, pa.timestamp("us")), CLOCK))
             kind = pa.float64()
         if found.null_count == len(found):
             return pa.nulls(len(found), kind)

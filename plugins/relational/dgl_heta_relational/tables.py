@@ -69,7 +69,7 @@ class Table:
     @cached_property
     def columns(self) -> dict[str, Any]:
         """Name of each column to the type that its batches have; None where readers know none."""
-        kinds = {name: None if kind is None else known(pa.nulls(0, kind)).type
+        kinds = {name: None if kind is None else as_known(pa.nulls(0, kind)).type
                  for name, kind in self.declared.items()}
         return {name: None if kind is None or sort_of(kind) == "other" else kind
                 for name, kind in kinds.items()}
@@ -80,7 +80,7 @@ class Table:
         return [column for key in self.foreign for column in key.columns]
 
 
-def in_declared_case(found: Iterable[Table]) -> dict[str, Table]:
+def by_name(found: Iterable[Table]) -> dict[str, Table]:
     """Tables by their names, whose foreign keys name tables and columns in the case in which these
     are declared: most databases take REFERENCES in any."""
     def declared(names: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def in_declared_case(found: Iterable[Table]) -> dict[str, Table]:
     return tables
 
 
-def known(column: Any) -> Any:
+def as_known(column: Any) -> Any:
     """A column in the type that readers know: times in UTC, times of a day and durations in
     seconds, NaN as null as pandas has it; one of another type as it is."""
     column = plain_column(column)

@@ -120,6 +120,22 @@ def test_duckdb(tmp_path):
     assert source.times["order"][0] == 1577836800
 
 
+def test_keys_of_another_schema_of_duckdb_lead_to_tables_there(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("CREATE SCHEMA past; "
+                           "CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1); "
+                           "CREATE TABLE past.item (id int PRIMARY KEY); "
+                           "INSERT INTO past.item VALUES (7), (1); "
+                           "CREATE TABLE past.part (id int PRIMARY KEY, item int REFERENCES "
+                           "past.item(id)); INSERT INTO past.part VALUES (0, 1)")
+    with DuckDatabase(tmp_path / "shop.duckdb",
+                      RelationalSettings(schemas=["main", "past"])) as database:
+        source = read_graph(database)
+    ((part, item),) = source.edges[Relation("past.part", "item", "past.item")].chunks(9)
+    assert (part.tolist(), item.tolist()) == ([0], [1])
+
+
 @pytest.mark.parametrize(("kind", "value", "wrong"), [
     ("timestamp", "'infinity'", None), ("date", "'0044-03-15 (BC)'", None),
     ("timestamp_s", "'infinity'", "'what' of table 'part' of .* has a value that cannot be read"),

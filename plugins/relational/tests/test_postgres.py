@@ -173,6 +173,23 @@ def test_numbers_as_keys_are_exact_or_refused(server):
         read(server.url, schemas=["large"], tables={"part": {"foreign": {"owner": "owner"}}})
 
 
+def test_blanks_that_fill_a_key_of_fixed_width_count_for_nothing(server, tmp_path):
+    """As the database compares them; in the task's ids, too."""
+    server.run("CREATE SCHEMA fixed", "CREATE TABLE fixed.land (code char(5) PRIMARY KEY)",
+               "CREATE TABLE fixed.town (id int PRIMARY KEY, land char(3) REFERENCES fixed.land)",
+               "INSERT INTO fixed.land VALUES ('de'), ('fr')",
+               "INSERT INTO fixed.town VALUES (1, 'fr'), (2, NULL), (3, 'de')")
+    chosen = RelationalSettings(schemas=["fixed"], seeds=tmp_path / "seeds.parquet")
+    with SqlDatabase(server.url, chosen) as database:
+        source = read_graph(database, "SELECT land AS id, now() AS time, id AS label FROM "
+                            "fixed.town WHERE land IS NOT NULL ORDER BY id")
+    assert source.node_ids["land"].names(0, 2) == ["de", "fr"]
+    ((town, land),) = source.edges[Relation("town", "land", "land")].chunks(9)
+    assert [*zip(town.tolist(), land.tolist())] == [(0, 1), (2, 0)]
+    assert source.check_seeds is not None
+    source.check_seeds("land")
+
+
 def test_a_time_that_python_has_not_is_one_line(server):
     server.run("CREATE SCHEMA old", "CREATE TABLE old.coin (id int PRIMARY KEY, made date, "
                "\"like\" int REFERENCES old.coin)",

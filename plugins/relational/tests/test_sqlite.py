@@ -112,6 +112,19 @@ def test_columns_become_features_by_their_types(tmp_path):
     assert level[:, 1].tolist() == [0, 1, 0, 0]  # in the row that has none
 
 
+def test_times_of_a_day_are_numbers(tmp_path):
+    more = """ALTER TABLE claim ADD opens TIME;
+              UPDATE claim SET opens = CASE id WHEN 1 THEN '10:00:00' WHEN 2 THEN '11:00' END"""
+    source = read(made(tmp_path / "shop.db", SHOP, more))
+    (opens,) = (r for r in source.info["columns"]["claim"] if r["column"] == "opens")
+    assert (opens["kind"], opens["mean"], opens["missing"]) == ("number", 10.5 * 3600, 2)
+    for value, said, why in (("'soon'", {}, "is declared as time64.us., but has the value 'soon'"),
+                             ("NULL", {"claim": {"time": "opens"}}, "declares it as time64.us.;")):
+        url = made(tmp_path / f"{value}.db", SHOP, more, f"UPDATE claim SET opens = {value}")
+        with pytest.raises(InputError, match=why):
+            read(url, tables=said)
+
+
 def test_keys_to_tables_that_are_not_read_are_no_features(tmp_path):
     source = read(made(tmp_path / "shop.db"), skip=["customer", "friend"])
     assert {*source.node_counts} == {"sales order", "line", "claim"}
