@@ -97,7 +97,7 @@ def read_seeds(database: Database, query: str, scratch: Path) -> Seeds:
                                  f"after row {rows:,}; CAST them") from None
             rows += batch.num_rows
     table = spool.columns()
-    (ids, _), times = table.ids("id"), column_seconds(table, "time", up=True)
+    (ids, _), (_, times) = table.ids("id"), column_seconds(table, "time")
     trained = times[split_words(table, "split") == 0] if "split" in table.names else times[:0]
     with pa.memory_map(str(scratch)) as file:
         return Seeds(path, file.read_buffer(), ids, int(trained.max()) if len(trained) else None)
