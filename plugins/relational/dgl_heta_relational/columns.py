@@ -46,7 +46,7 @@ class Feature:
 
     def see(self, column: Any) -> None:
         """Look at some values."""
-        if pa.types.is_nested(self.kind):
+        if pa.types.is_nested(column.type):
             return
         self.nulls += column.null_count
         self.known += len(column) - column.null_count
@@ -81,16 +81,16 @@ def chosen_features(table: Table, label: Collection[str]) -> list[Feature]:
         raise InputError(f"column '{wrong[0]}' of table '{table.name}' is the label, and is to be "
                          "a feature, too, which would give the answer away; take it out of "
                          f"plugins.relational.tables.\"{table.name}\".features")
-    left = hidden | {*(table.key or ()), *table.aside} - {table.time} | {
-        name for name, kind in table.columns.items()
-        if kind is None or sort_of(kind) in ("bytes", "list")}
+    keys = {*(table.key or ()), *table.aside} - {table.time}
+    left = {name for name, kind in table.columns.items() if name in hidden or name in keys
+            or kind is None or sort_of(kind) in ("bytes", "list")}
     ways = {name: table.ways.get(name, "none" if name in left else "") for name in table.columns}
     return [Feature(name, table.columns[name], way) for name, way in ways.items() if way != "none"]
 
 
 class Spool:
     """Rows in a Parquet file, for what must look at them twice; `what` they are is for messages,
-    and `schema` is of the columns to keep."""
+    `schema` is of the columns to keep, and `features` see what is written."""
 
     def __init__(self, path: Path, what: str, schema: Any, features: Sequence[Feature] = ()
                  ) -> None:

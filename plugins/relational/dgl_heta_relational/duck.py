@@ -54,15 +54,15 @@ class DuckDatabase(Database):
               ) -> Iterator[Any]:
         with self._told():
             for batch in self._reader(text, what):
-                columns = {}
+                columns = []
                 for name, column in zip(batch.schema.names, batch.columns):
                     try:
-                        columns[name] = as_known(column)
+                        columns.append(as_known(column))
                     except pa.ArrowInvalid as error:  # a time that microseconds do not reach
                         raise InputError(f"column '{name}' of {what} of {self.where} has a value "
                                          f"that cannot be read ({error}); correct it, or leave it "
                                          "empty") from None
-                yield pa.record_batch(columns)
+                yield pa.record_batch(columns, batch.schema.names)
 
     def _reader(self, query: str, what: str) -> Any:
         asked = self._connection.sql(query)
@@ -82,7 +82,7 @@ class DuckDatabase(Database):
                 "information_schema.tables WHERE table_catalog = current_database()"):
             if schema not in schemas:
                 continue
-            before = "" if schema == schemas[0] else f"{schema}."
+            prefix = "" if schema == schemas[0] else f"{schema}."
             quoted = f"{self.quoted(schema)}.{self.quoted(name)}"
             keys = rows(
                 "SELECT constraint_type, constraint_column_names, referenced_table, "
@@ -91,11 +91,11 @@ class DuckDatabase(Database):
                 schema, name)
             key = [tuple(columns) for kind, columns, *_ in keys if kind == "PRIMARY KEY"]
             yield Table(
-                before + name, quoted,
+                prefix + name, quoted,
                 {column.name: column.type for column in self._reader(
                     f"SELECT * FROM {quoted} LIMIT 0", name).schema},
                 key[0] if key else None,
-                tuple(ForeignKey(tuple(columns), before + other, tuple(referred))
+                tuple(ForeignKey(tuple(columns), prefix + other, tuple(referred))
                       for kind, columns, other, referred in keys if kind == "FOREIGN KEY"),
                 is_view=is_view and not self._files)
 

@@ -117,8 +117,7 @@ def _schema(batch: Any, query: str) -> Any:
     return batch.schema.with_metadata({MARK: query.encode()})
 
 
-def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]]
-                    ) -> None:
+def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]]) -> None:
     """Log a warning for each table of the graph that a query names, if features may say the label.
 
     A table with a time is there from then on, so of it only columns count that the query names.

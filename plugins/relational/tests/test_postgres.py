@@ -55,14 +55,15 @@ def read(url: str, **said):
 
 def test_types_schemas_and_views(server):
     source = read(server.url, schemas=["public", "the past"], tables={
-        "visit": {"time": "at"}, "recent": {"key": ["id"], "foreign": {"who": "customer"}}})
+        "visit": {"time": "at"}, "recent": {"key": ["id"], "foreign": {"who": "customer"}},
+        "customer": {"features": {"box": "text"}}})
     assert source.node_counts == {"customer": 40, "visit": 500, "the past.visit": 30, "recent": 500}
     assert source.edges[Relation("the past.visit", "who", "customer")].num_edges == 30
     assert source.edges[Relation("customer", "rev-who", "recent")].num_edges == 500
     kinds = {r["column"]: r["kind"] for r in source.info["columns"]["visit"]}
     assert kinds == {"at": "date", "lasted": "number", "paid": "number"}
     assert {r["column"]: r["kind"] for r in source.info["columns"]["customer"]} == {
-        "name": "text", "kind": "category", "rank": "number"}
+        "name": "text", "kind": "category", "rank": "number", "box": "text"}
     # 2019-12-31T23:00Z and an hour
     assert source.times["visit"][0] == 1577836800
     assert len(source.node_ids["customer"].names(0, 1)[0]) == 36
