@@ -73,7 +73,6 @@ _LAZY = {
     "split_words": "dgl_heta.graph.readers.splits:words",
     "column_seconds": "dgl_heta.graph.readers.times:seconds",
     "read_instant": "dgl_heta.graph.readers.times",
-    "known_entries": "dgl_heta.graph.labels",
     "joined_labels": "dgl_heta.graph.readers.arrays",
     "node_array": "dgl_heta.graph.readers.arrays",
     "node_mask": "dgl_heta.graph.readers.arrays",
@@ -140,7 +139,7 @@ __all__ = [
     "TrainingSetting", "agrees", "as_text", "changed", "check_archive", "check_file", "check_room",
     "check_source", "column_seconds", "config_name", "data_parallel", "file_sum", "gather_rows",
     "generate", "graph_names", "grouped", "head_width", "homes", "init_workers", "initial_rows",
-    "is_linear", "is_part_config", "joined_labels", "kernel", "known_entries", "listing",
+    "is_linear", "is_part_config", "joined_labels", "kernel", "listing",
     "load_settings", "log_line", "make_request", "mapped_files", "masks_of", "nearest", "new_array",
     "new_directory", "new_rows", "node_array", "node_mask", "node_task", "open_input", "optional",
     "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plain_column", "plugins",
@@ -162,7 +161,6 @@ if TYPE_CHECKING:
     from dgl_heta.features.static import StaticFeatures
     from dgl_heta.graph.changes import REVERSE, with_reverse
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
-    from dgl_heta.graph.labels import known_entries
     from dgl_heta.graph.node_ids import NodeIds
     from dgl_heta.graph.readers.arrays import joined_labels, node_array, node_mask, node_task
     from dgl_heta.graph.readers.column_values import as_text, sort_of

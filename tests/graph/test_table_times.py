@@ -62,7 +62,7 @@ def table(directory: Path, column: Any) -> Table:
 def split(opened: Table, rows: int, **how: Any) -> tuple[np.ndarray, dict[str, Any]]:
     """The part of each row, and the record of a split by time of rows that all have a label."""
     masks, record = masks_of({"ratios": [0.5, 0.25, 0.25], "time": "when", **how}, opened,
-                             np.zeros(rows, np.int64), np.ones(rows, bool), "the split")
+                             np.zeros(rows, np.int64), "classification", "the split")
     return np.select([masks[name] for name in MASKS], (0, 1, 2), -1), record
 
 
@@ -169,7 +169,8 @@ def test_labels_and_a_split_by_time_in_files_take_a_few_bytes_of_memory_a_row(
         tracemalloc.start()
         task_columns(opened, "label", "classification", None, arrays, file=tmp_path / "labels")
         masks, record = masks_of({"ratios": [0.5, 0.25, 0.25], "time": "when"}, opened,
-                                 arrays["label"], np.ones(rows, bool), "it", tmp_path / "times")
+                                 arrays["label"], "classification", "it",
+                                 file=tmp_path / "times")
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert np.flatnonzero(masks["test_mask"]).tolist() == [*range(rows // 4)]

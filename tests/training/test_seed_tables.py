@@ -69,6 +69,11 @@ def test_the_same_id_is_a_seed_at_many_times_and_a_split_goes_by_them(task) -> N
     assert pairs(read, "test") == [[2, 2 * DAY]]
 
 
+def test_a_seed_may_be_at_the_time_of_its_row_to_a_part_of_a_second(task) -> None:
+    """A row of 9.5 s is there from second 10 on, and what is seen of it at 9.5 s is of second 9."""
+    assert pairs(task("bob,1970-01-01T00:00:09.5,1"), "train") == [[1, 9]]
+
+
 def test_a_column_or_three_files_say_the_split(task, tmp_path: Path) -> None:
     read = task("bob,50000,1,test", "ann,40000,0,train", "eve,1,0,", settings=[],
                 header="id,time,label,split")

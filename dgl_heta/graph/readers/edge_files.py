@@ -40,7 +40,6 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError, listing, nearest
-from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.array_files import (
     NpyEdges,
     files_of,
@@ -325,12 +324,7 @@ def _split(split: Any, where: str, table: Table | None, label: str, kind: str,
         raise InputError(f"{where} is for a target with a 'table'; give masks in 'arrays'")
     if known := [name for name in MASKS if name in arrays]:
         raise InputError(f"{where} is given, but there is {known[0]} already; leave one out")
-    labels = arrays[label]
-    labelled = known_entries(labels, unlabelled)
-    if kind == "classification":
-        labelled &= labels >= 0
-    labelled = labelled.reshape(len(labels), -1).any(1)
-    masks, record = masks_of(split, table, labels, labelled, where)
+    masks, record = masks_of(split, table, arrays[label], kind, where, unlabelled)
     arrays |= masks
     return {"times": record} if record else {}
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, quoted
+from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.column_values import arrow, first
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import Instants, instants
@@ -19,8 +20,9 @@ WORDS = ("train", "val", "test")
 _KEYS = ("ratios", "seed", "time", "time_format")
 
 
-def masks_of(split: Any, table: Table, labels: np.ndarray, labelled: np.ndarray, where: str,
-             file: Path | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def masks_of(split: Any, table: Table, labels: np.ndarray, kind: str, where: str,
+             unlabelled: float | None = None, file: Path | None = None
+             ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The three masks, bool, a row per node, and what a store keeps of a split by time.
 
     Nodes without a label are in none. Of each part the first and the last time are kept.
@@ -31,8 +33,9 @@ def masks_of(split: Any, table: Table, labels: np.ndarray, labelled: np.ndarray,
         0.1]}`: at random, in each class by itself, with a `seed`; or, where `time` names a column,
         the first of them for training and the last for test (`time_format`:
         :func:`~dgl_heta.graph.readers.times.instants`).
-    labels : of the nodes; of classes, if they are whole numbers.
+    labels : of the nodes, for a task of a `kind`.
     where : the entry that says so, for messages.
+    unlabelled : a number that stands for no label, besides NaN, and -1 for no class.
     file : a new file for dates and timestamps, which are not in memory then.
 
     Raises
@@ -41,6 +44,10 @@ def masks_of(split: Any, table: Table, labels: np.ndarray, labelled: np.ndarray,
         It is of another form, or a column is not there or of other values.
     """
     record: dict[str, Any] = {}
+    labelled = known_entries(labels, unlabelled)
+    if kind == "classification":
+        labelled &= labels >= 0
+    labelled = labelled.reshape(len(labels), -1).any(1)
     if isinstance(split, str):
         part = words(table, split)
     elif isinstance(split, dict) and "ratios" in split and {*split} <= {*_KEYS}:

@@ -101,9 +101,9 @@ def _mapped(table: Table, name: str, needed: np.ndarray, file: Path, zoned: bool
     return _moments(keys[1], keys[0], known, zoned)
 
 
-def seconds(table: Table, name: str, up: bool = False) -> np.ndarray:
-    """The times in a column, each row's, as whole seconds since 1970 in UTC: int64, rounded down
-    or `up`.
+def seconds(table: Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The times in a column, each row's, as whole seconds since 1970 in UTC: int64, rounded down,
+    and rounded up.
 
     Raises
     ------
@@ -123,8 +123,8 @@ def seconds(table: Table, name: str, up: bool = False) -> np.ndarray:
     if len(times.keys) == 1 and len(column) and not isinstance(times.text(0), int):
         raise InputError(f"column '{name}' of {table.path} holds {column.type} values; numbers "
                          "that are times are whole seconds since 1970")
-    parts = times.keys[0] > 0 if up and len(times.keys) == 2 else 0
-    return np.asarray(times.keys[-1] + parts, np.int64)
+    whole = np.asarray(times.keys[-1], np.int64)
+    return whole, whole + (times.keys[0] > 0) if len(times.keys) == 2 else whole
 
 
 def read_instant(given: str | int, name: str) -> int:

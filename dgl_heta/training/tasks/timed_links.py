@@ -48,7 +48,7 @@ def read_timed_links(store: Store, relations: Sequence[Relation], task: TaskSett
     whole = Table(Path(str(task.table)), seed_files(str(task.table)))
     table, rows = whole.unnested(dst, " for the destinations of task.table")
     places, sources, destinations = link_ends(table, store, relations, "task.table", src, dst)
-    times = seconds(table, time)
+    times, _ = seconds(table, time)
     part = split_of(whole)
     part = split_by_time(None if part is None else part[rows], times, task)
     used = np.flatnonzero(part >= 0)

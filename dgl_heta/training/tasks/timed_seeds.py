@@ -116,6 +116,7 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
                              "says when to predict; give a table of ids, times and labels "
                              "(task.table)")
         nodes, times = np.arange(len(rows)), np.asarray(rows)
+        up = times
         if task.val_time is None and task.test_time is None:
             part = np.full(len(rows), -1, np.int8)
             for number, name in reversed([*enumerate(MASKS)]):
@@ -127,14 +128,14 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
         table.check(id_, f" of ids of '{ntype}' (task.columns)")
         nodes = IdColumns().numbers(table, id_, ntype, store.schema.node_counts[ntype],
                                     None if own is None else own.to_arrow()).astype(np.int64)
-        times = seconds(table, time)
+        times, up = seconds(table, time)
         labels = _labels(table, label, store, ntype, task)
         part = split_of(table)
     part = split_by_time(part, times, task)
     assert labels is not None
     seeds = SeedTable(labels.array, labels.kind, labels.classes, labels.unlabelled, labels.what,
                       np.stack([nodes, times], 1), part)
-    _check(seeds, store, ntype, (lambda row: f"node {row} of '{ntype}'")
+    _check(seeds, up, store, ntype, (lambda row: f"node {row} of '{ntype}'")
            if table is None else table.at)
     return seeds
 
@@ -190,8 +191,12 @@ def split_by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings
                     ).astype(np.int8)
 
 
-def _check(seeds: SeedTable, store: Store, ntype: str, name: Callable[[int], str]) -> None:
-    """Refuse seeds that a model must not be asked for; `name` says which a row is."""
+def _check(seeds: SeedTable, up: np.ndarray, store: Store, ntype: str, name: Callable[[int], str]
+           ) -> None:
+    """Refuse seeds that a model must not be asked for; `name` says which a row is.
+
+    `up` are their times rounded up, as those of rows are: a seed may be at the time of its row.
+    """
     used = np.concatenate([seeds.used(word) for word in WORDS])
     seeds.check(used, "a split")
     _, keys, order = seeds.order
@@ -199,7 +204,8 @@ def _check(seeds: SeedTable, store: Store, ntype: str, name: Callable[[int], str
         one, two = order[again[0]:again[0] + 2].tolist()
         raise InputError(f"{name(two)}: it is of the same node at the same time as {name(one)}; "
                          "give each once")
-    check_seeds(seeds.pairs[used], store, ntype, lambda row: name(int(used[row])))
+    check_seeds(np.stack([seeds.pairs[:, 0], up], 1)[used], store, ntype,
+                lambda row: name(int(used[row])))
 
 
 def check_seeds(pairs: np.ndarray, store: Store, ntype: str, name: Callable[[int], str]) -> None:

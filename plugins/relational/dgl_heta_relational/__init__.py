@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from dgl_heta import Reader, hookimpl
-from dgl_heta_relational.settings import (
-    RelationalSettings,
-    directory_settings,
-    is_directory_of_tables,
-)
+from dgl_heta_relational.settings import RelationalSettings, is_directory_of_tables
 
 if TYPE_CHECKING:
     from dgl_heta import GraphSource, Schema
@@ -44,29 +40,24 @@ class Relational(Reader):
     def schema(self, path: Any, **options: Any) -> Schema:
         from dgl_heta_relational.layout import make_layout
 
-        database, settings = self._open(path)
-        with database:
-            return make_layout(database, settings).schema(database)
+        with self._open(path) as database:
+            return make_layout(database).schema(database)
 
     def read(self, path: Any, **options: Any) -> GraphSource:
         from dgl_heta_relational.graph import read_graph
 
-        database, settings = self._open(path)
-        with database:
-            return read_graph(database, settings, options.get("task"))
+        with self._open(path) as database:
+            return read_graph(database, options.get("task"))
 
-    def _open(self, path: Any) -> tuple[Database, RelationalSettings]:
-        """The database, and what is said of it."""
+    def _open(self, path: Any) -> Database:
         if isinstance(path, str) and not path.startswith("duckdb:"):
             from dgl_heta_relational.sql import SqlDatabase
 
-            return SqlDatabase(path, self.settings), self.settings
+            return SqlDatabase(path, self.settings)
         from dgl_heta_relational.duck import DuckDatabase
 
-        if isinstance(path, str):
-            return DuckDatabase(Path(path.partition(":///")[2]), self.settings), self.settings
-        settings = directory_settings(path, self.settings)
-        return DuckDatabase(path, settings), settings
+        return DuckDatabase(Path(path.partition(":///")[2]) if isinstance(path, str) else path,
+                            self.settings)
 
 
 @hookimpl

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +29,25 @@ from dgl_heta.tools import (
     scratch_directory,
     with_reverse,
 )
-from dgl_heta_relational.columns import Feature, Spool, chosen_features, made_features
+from dgl_heta_relational.columns import Spool, chosen_features, label_of, made_features
 from dgl_heta_relational.layout import Layout, make_layout
 from dgl_heta_relational.seeds import read_seeds, warn_of_answers
-from dgl_heta_relational.settings import RelationalSettings
-from dgl_heta_relational.tables import Database, ForeignKey, Table, joined
-from dgl_heta_relational.task import Labelled, label_of
-from dgl_heta_relational.values import seconds_of
+from dgl_heta_relational.tables import Database, ForeignKey, Table, joined, seconds_of
 
 log = logging.getLogger("dgl_heta")
 MEMORY = 512 << 20
 """Bytes for ids."""
 NOBODY = "\0"
 """The beginning of texts that no key can be."""
-Key = tuple[str, tuple[str, ...]]
-"""A table, and columns that name its rows."""
 
 
-def read_graph(database: Database, settings: RelationalSettings, task: str | None) -> GraphSource:
+def read_graph(database: Database, task: str | None = None) -> GraphSource:
     """Read the graph of a database.
 
     Parameters
     ----------
-    task : a query for the rows to predict; the source's `write_seeds` makes `settings.seeds` of it.
+    task : a query for the rows to predict; the source's `write_seeds` makes the file `seeds` of the
+        settings of it.
 
     Raises
     ------
@@ -59,23 +56,21 @@ def read_graph(database: Database, settings: RelationalSettings, task: str | Non
     HetaError
         The database cannot be read to its end, or changed meanwhile.
     """
-    layout = make_layout(database, settings)
-    label = label_of(settings, layout)
-    if label is not None and task is not None:
+    layout = make_layout(database)
+    if database.settings.label is not None and task is not None:
         raise InputError("plugins.relational.label and --task both say what to predict; leave one "
                          "of them out")
     with scratch_directory(None, "dgl-heta-relational") as scratch:
-        seeds = None if task is None else read_seeds(
-            database, task, settings.seeds, scratch / "seeds.parquet")
-        reading = _Reading(database, layout, settings, label, scratch)
-        for table in (*layout.nodes.values(), *layout.links.values()):
+        seeds = None if task is None else read_seeds(database, task, scratch / "seeds.parquet")
+        reading = _Reading(database, layout, scratch)
+        for table in layout.tables.values():
             reading.table(table)
         if task is None or seeds is None:
             return reading.source(None)
-        warn_of_answers(task, reading.features())
+        warn_of_answers(task, ((read.table, read.spool.features)
+                               for read in reading.nodes.values()))
         source = reading.source(seeds.until)
-        return replace(source, write_seeds=seeds.write, check_seeds=lambda ntype: seeds.check(
-            ntype, source.node_counts[ntype], source.node_ids.get(ntype)))
+        return replace(source, write_seeds=seeds.write, check_seeds=partial(seeds.check, source))
 
 
 @dataclass
@@ -90,17 +85,15 @@ class _Asked:
 
 @dataclass
 class _Read:
-    """What was read of a table.
+    """What was read of a table: columns, ids and times of its rows, and what its foreign keys name.
 
-    Attributes
-    ----------
-    ids, times : of each row.
-    asked : its foreign keys.
-    ends : how many rows there were after each batch.
+    `own` are the columns of its primary key, and whatever else foreign keys refer to, `ends` how
+    many rows there were after each batch.
     """
 
+    table: Table
+    own: list[tuple[str, ...]]
     spool: Spool
-    features: list[Feature]
     ids: TextFile
     times: ArrayFile
     asked: dict[ForeignKey, _Asked]
@@ -113,63 +106,58 @@ class _Read:
 
 
 class _Reading:
-    """What is read of a database, in files of a temporary directory."""
+    """What is read of a database, in files of a temporary directory; `nodes` is what was read of
+    the tables that are node types."""
 
-    def __init__(self, database: Database, layout: Layout, settings: RelationalSettings,
-                 label: Labelled | None, scratch: Path) -> None:
-        self._database, self._layout, self._settings = database, layout, settings
-        self._label, self._scratch, self._names = label, scratch, itertools.count()
+    def __init__(self, database: Database, layout: Layout, scratch: Path) -> None:
+        self._label = label_of(database.settings, layout)
+        self._database, self._layout, self._settings = database, layout, database.settings
+        self._scratch, self._names = scratch, itertools.count()
         self._read: dict[str, _Read] = {}
+        self.nodes: dict[str, _Read] = {}
         self._notes: list[str] = []
-        tables = {**layout.nodes, **layout.links}
+        tables = layout.tables
         self._sizes = {name: database.counts(table)[0] for name, table in tables.items()}
-        keys: set[Key] = {(key.table, key.referred) for table in tables.values()
-                          for key in table.foreign}
+        keys = {(key.table, key.referred) for table in tables.values() for key in table.foreign}
         keys |= {(name, table.key) for name, table in layout.nodes.items() if table.key}
-        self._shards = {key: IdShards(self._path(), 24 * len(key[1]) * self._sizes[key[0]], MEMORY)
-                        for key in sorted(keys)}
+        self._shards = {(name, columns): IdShards(
+            self._path(), 24 * len(columns) * self._sizes[name], MEMORY)
+            for name, columns in sorted(keys)}
 
     def table(self, table: Table) -> None:
-        """Read a table.
-
-        Raises
-        ------
-        InputError
-            A primary key that is empty, or that two rows have.
-        HetaError
-            Another number of rows than the database counted.
-        """
+        """Read a table; a primary key that is empty or not unique is an error, and so is another
+        number of rows than the database counted."""
+        what = f"table '{table.name}' of {self._database.where}"
         is_node = table.name in self._layout.nodes
-        features = chosen_features(table, self._settings, self._label) if is_node else []
         label = self._label.columns if self._label and self._label.table == table.name else ()
+        features = chosen_features(table, label) if is_node else []
         kept = [*dict.fromkeys([*(f.column for f in features), *label])]
-        own = [columns for name, columns in self._shards if name == table.name]
-        needed = dict.fromkeys([*(c for columns in own for c in columns), *table.foreign_columns,
-                                *kept, *([table.time] if table.time else [])])
         read = self._read[table.name] = _Read(
-            Spool(self._path(".parquet"), f"table '{table.name}'",
-                  pa.schema([(name, table.columns[name] or pa.large_string()) for name in kept])),
-            features, TextFile(self._path()), self._file(),
+            table, [columns for name, columns in self._shards if name == table.name],
+            Spool(self._path(".parquet"), f"table '{table.name}'", pa.schema(
+                [(name, table.columns[name] or pa.large_string()) for name in kept]), features),
+            TextFile(self._path()), self._file(),
             {key: _Asked(self._file()) for key in table.foreign})
+        if is_node:
+            self.nodes[table.name] = read
+        needed = dict.fromkeys([*itertools.chain(*read.own), *table.foreign_columns, *kept,
+                                *([table.time] if table.time else [])])
         with closing(read.spool):
             for batch in self._database.batches(table, [*needed] or [*table.columns][:1]):
                 if batch.num_rows:
-                    self._add(table, own, batch, read)
+                    self._add(batch, read, what)
         if read.count != self._sizes[table.name]:
-            raise HetaError(f"table '{table.name}' of {self._database.where} changed while it was "
-                            f"read: it has {read.count:,} rows, and had "
-                            f"{self._sizes[table.name]:,}; read it when nothing writes to it")
-        for columns in own:
+            raise HetaError(f"{what} changed while it was read: it has {read.count:,} rows, and "
+                            f"had {self._sizes[table.name]:,}; read it when nothing writes to it")
+        for columns in read.own:
             if (pair := self._shards[table.name, columns].repeated()) is not None:
-                raise InputError(f"table '{table.name}' of {self._database.where} has two rows "
-                                 f"whose key ({', '.join(columns)}) is '{pair[2]}'; every row "
-                                 "needs a key of its own")
+                raise InputError(f"{what} has two rows whose key ({', '.join(columns)}) is "
+                                 f"'{pair[2]}'; every row needs a key of its own")
 
-    def _add(self, table: Table, own: list[tuple[str, ...]], batch: Any, read: _Read) -> None:
-        """Add rows of a table, whose ids are in `own` columns: the primary key, and whatever else
-        foreign keys refer to."""
-        what = f"table '{table.name}' of {self._database.where}"
-        for columns in own:
+    def _add(self, batch: Any, read: _Read, what: str) -> None:
+        """Add rows of a table."""
+        table = read.table
+        for columns in read.own:
             ids = joined(batch, columns, what)
             if columns == table.key:
                 if ids.null_count:
@@ -191,28 +179,19 @@ class _Reading:
             try:
                 read.times.append(seconds_of(batch.column(table.time)))
             except pa.ArrowInvalid as error:
-                raise InputError(f"column '{table.time}' of table '{table.name}' of "
-                                 f"{self._database.where} has a date that is no time of a row "
-                                 f"({error}); correct it, or leave it empty") from None
-        for feature in read.features:
-            feature.see(batch.column(feature.column))
+                raise InputError(f"column '{table.time}' of {what} has a date that is no time of "
+                                 f"a row ({error}); correct it, or leave it empty") from None
         read.spool.write(batch)
         read.ends.append(read.count + batch.num_rows)
-
-    def features(self) -> dict[str, tuple[Table, list[Feature]]]:
-        """The node types' tables, and their columns that may become features."""
-        return {name: (table, self._read[name].features)
-                for name, table in self._layout.nodes.items()}
 
     def source(self, until: int | None) -> GraphSource:
         """The graph of what was read; `until` is the time where training ends, if seeds say it."""
         for shards in self._shards.values():
             shards.answer()
-        nodes = {name: self._read[name] for name in self._layout.nodes}
         times: dict[Any, np.ndarray] = {name: self._mapped(read.times)[0]
-                                        for name, read in nodes.items() if len(read.times)}
+                                        for name, read in self.nodes.items() if len(read.times)}
         edges = self._edges(times)
-        counts = {name: read.count for name, read in nodes.items()}
+        counts = {name: read.count for name, read in self.nodes.items()}
         arrays: dict[str, dict[str, np.ndarray]] = {}
         info: dict[str, Any] = {"format": "database", "path": self._database.where}
         task: Task | None = None
@@ -221,82 +200,71 @@ class _Reading:
             task, arrays[name], more, until = self._label.task(
                 self._read[name].spool, times.get(name), counts)
             info |= more
-        info |= self._features(nodes, times, self._until(until, times), arrays)
-        ids = {name: NodeIds(*self._mapped(read.ids.offsets, read.ids.text))
-               for name, read in nodes.items() if len(read.ids)}
-        source = GraphSource(self._database.name, counts, edges, arrays, task, info, node_ids=ids,
-                             times=times).without_empty()
-        notes = [*source.info.get("left out", []), *self._notes]
-        return with_reverse(replace(source, info={
-            **source.info, **({"left out": notes} if notes else {})}))
-
-    def _features(self, nodes: Mapping[str, _Read], times: Mapping[Any, np.ndarray],
-                  until: int | None, arrays: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
-        """Add the features of all node types; returns how they were made, and of what not."""
-        recipes, unused = {}, {}
-        for name, read in nodes.items():
-            rows = None if until is None or name not in times else times[name] <= until
-            feat, recipe, notes = made_features(self._layout.nodes[name], read.spool,
-                                                read.features, rows, self._path())
-            self._notes += notes
-            if feat is not None:
-                arrays.setdefault(name, {})["feat"], recipes[name] = feat, recipe
-            seen = {feature.column for feature in read.features}
-            if left := [c for c in self._layout.nodes[name].columns if c not in seen]:
-                unused[name] = left
-        return {"columns": recipes, "columns that are not used": unused}
-
-    def _until(self, until: int | None, times: Mapping[Any, np.ndarray]) -> int | None:
-        """The time up to which rows count for means and categories; None: all of them."""
         if self._settings.train_until is not None:
-            return read_instant(self._settings.train_until, "plugins.relational.train_until")
-        if until is None and times:
+            until = read_instant(self._settings.train_until, "plugins.relational.train_until")
+        elif until is None and times:
             log.warning("means and categories are of all rows, later ones, too: nothing says where "
                         "training ends; give plugins.relational.train_until, or a column 'split' "
                         "in --task")
-        return until
+        info |= self._features(times, until, arrays)
+        ids = {name: NodeIds(*self._mapped(read.ids.offsets, read.ids.text))
+               for name, read in self.nodes.items() if len(read.ids)}
+        source = GraphSource(self._database.name, counts, edges, arrays, task, info, node_ids=ids,
+                             times=times).without_empty()
+        if self._notes:
+            source.info["left out"] = [*source.info.get("left out", []), *self._notes]
+        return with_reverse(source)
+
+    def _features(self, times: Mapping[Any, np.ndarray], until: int | None,
+                  arrays: dict[str, dict[str, np.ndarray]]) -> dict[str, Any]:
+        """Add the features of all node types, whose means and categories are of rows up to a time,
+        None: of all; returns how they were made, and of what not."""
+        recipes, unused = {}, {}
+        for name, read in self.nodes.items():
+            rows = None if until is None or name not in times else times[name] <= until
+            feat, recipe, notes = made_features(read.table, read.spool, rows, self._path())
+            self._notes += notes
+            if feat is not None:
+                arrays.setdefault(name, {})["feat"], recipes[name] = feat, recipe
+            seen = {feature.column for feature in read.spool.features}
+            if left := [column for column in read.table.columns if column not in seen]:
+                unused[name] = left
+        return {"columns": recipes, "columns that are not used": unused}
 
     def _edges(self, times: dict[Any, np.ndarray]) -> dict[Relation, Any]:
-        """The edges of all relations; adds the times of those of link tables."""
+        """The edges of all relations; adds the times of those of link tables. Keys that lead to no
+        row are counted, or refused."""
         edges: dict[Relation, Any] = {}
         for relation, (table, keys) in self._layout.relations.items():
-            read, lost = self._read[table.name], np.zeros(len(keys), np.int64)
+            read = self._read[table.name]
+            lost, begin = [-read.asked[key].nulls for key in keys], self._file()
             ends = [ArrayFile(self._path(), np.int64 if self._read[t].count >= 2**31 else np.int32)
                     for t in (relation.src, relation.dst)]
-            begin = self._file()
-            for rows, *named in self._rows(read, keys):
-                lost += [np.count_nonzero(numbers < 0) for numbers in named]
-                both = [np.arange(rows.start, rows.stop), *named][-2:]
-                there = (both[0] >= 0) & (both[1] >= 0)
-                for file, numbers in zip(ends, both):
+            for batch, (low, high) in enumerate(itertools.pairwise(read.ends)):
+                both = [np.arange(low, high)]
+                for i, key in enumerate(keys):
+                    asked, shards = read.asked[key], self._shards[key.table, key.referred]
+                    both.append(shards.answers(asked.questions[batch])[
+                        asked.places.read(low, high)])
+                    lost[i] += np.count_nonzero(both[-1] < 0)
+                there = (both[-2] >= 0) & (both[-1] >= 0)
+                for file, numbers in zip(ends, both[-2:]):
                     file.append(numbers[there])
                 if len(keys) == 2 and table.time:
-                    begin.append(read.times.read(rows.start, rows.stop)[there])
+                    begin.append(read.times.read(low, high)[there])
             for key, count in zip(keys, lost):
-                self._missing(table, key, int(count) - read.asked[key].nulls)
+                if count and self._settings.missing == "error":
+                    raise InputError(
+                        f"{self._database.where} has {count:,} rows of table '{table.name}' whose "
+                        f"'{key.name}' is in no row of table '{key.table}'; "
+                        "plugins.relational.missing = \"count\" leaves these edges out")
+                if count:
+                    self._notes.append(
+                        f"{count:,} keys '{key.name}' of '{table.name}', which name no row")
             edges[relation] = EdgeArrays(*self._mapped(*ends))
             if len(begin):
                 (times[relation],) = self._mapped(begin)
         return edges
-
-    def _rows(self, read: _Read, keys: tuple[ForeignKey, ...]) -> Iterator[tuple[Any, ...]]:
-        """Rows of a table (a slice), and for each of some keys the rows that they name, -1 where
-        that is none; a batch after the other."""
-        asked = [(read.asked[key], self._shards[key.table, key.referred]) for key in keys]
-        for batch, (low, high) in enumerate(itertools.pairwise(read.ends)):
-            yield slice(low, high), *(
-                shards.answers(of.questions[batch])[of.places.read(low, high)]
-                for of, shards in asked)
-
-    def _missing(self, table: Table, key: ForeignKey, lost: int) -> None:
-        """Say, or refuse, that keys lead to no row."""
-        if lost and self._settings.missing == "error":
-            raise InputError(
-                f"{self._database.where} has {lost:,} rows of table '{table.name}' whose "
-                f"'{key.name}' is in no row of table '{key.table}'; plugins.relational.missing = "
-                "\"count\" leaves these edges out")
-        if lost:
-            self._notes.append(f"{lost:,} keys '{key.name}' of '{table.name}', which name no row")
 
     def _file(self) -> ArrayFile:
         return ArrayFile(self._path(), np.int64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dgl_heta import InputError, Relation, Schema
 from dgl_heta.tools import REVERSE, listing, nearest
-from dgl_heta_relational.settings import RelationalSettings, TableSettings
+from dgl_heta_relational.settings import TableSettings
 from dgl_heta_relational.tables import Database, ForeignKey, Table
 
 
@@ -18,20 +18,20 @@ class Layout:
     Attributes
     ----------
     nodes : tables that are node types, by name.
-    links : pure link tables, by name: two foreign keys, and nothing else but a time.
+    tables : those, and after them pure link tables: two foreign keys, and nothing else but a time.
     relations : each with the table and the foreign keys that its edges are: one, from the table's
         rows, or both of a link table. Without reverses.
     """
 
     nodes: Mapping[str, Table]
-    links: Mapping[str, Table]
+    tables: Mapping[str, Table]
     relations: Mapping[Relation, tuple[Table, tuple[ForeignKey, ...]]]
 
     def schema(self, database: Database) -> Schema:
         """The schema as the database counts it; keys to rows that are not there count, too."""
         counts: dict[str, int] = {}
         edges: dict[Relation, int] = {}
-        for name, table in {**self.nodes, **self.links}.items():
+        for name, table in self.tables.items():
             own = {relation: [column for key in keys for column in key.columns]
                    for relation, (of, keys) in self.relations.items() if of is table}
             counts[name], *known = database.counts(table, [*own.values()])
@@ -41,17 +41,13 @@ class Layout:
         return Schema({name: n for name, n in counts.items() if n and name in joined}, edges)
 
 
-def make_layout(database: Database, settings: RelationalSettings) -> Layout:
-    """The graph that a database is by its keys and the settings.
+def make_layout(database: Database) -> Layout:
+    """The graph that a database is by its keys and its settings.
 
-    Raises
-    ------
-    InputError
-        A table without a primary key; a foreign key to a view, to a table that is not read, or of
-        columns that do not fit; settings of tables or columns that there are not.
+    Tables without a primary key are refused, and so are foreign keys to views, to nothing, or of
+    columns that do not fit, and settings of tables or columns that there are not.
     """
-    tables = {name: _settled(table, settings.tables.get(name, TableSettings()), database)
-              for name, table in _chosen(database, settings).items()}
+    tables = {name: _settled(table, database) for name, table in _chosen(database).items()}
     for name, table in tables.items():
         keys = [_followed(table, key, tables, database) for key in table.foreign]
         tables[name] = replace(table, foreign=tuple(key for key in keys if key is not None),
@@ -65,12 +61,10 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
         for name, table in nodes.items() for key in table.foreign]
     relations += [(Relation(table.foreign[0].table, name, table.foreign[1].table),
                    (table, table.foreign)) for name, table in links.items()]
-    for table in nodes.values():
-        if table.key is None:
-            raise InputError(f"table '{table.name}' of {database.where} has no primary key; name "
-                             f"its columns by plugins.relational.tables.\"{table.name}\".key (an "
-                             "empty list: its rows need no names), or leave it out by "
-                             "plugins.relational.skip")
+    if loose := [name for name, table in nodes.items() if table.key is None]:
+        raise InputError(f"table '{loose[0]}' of {database.where} has no primary key; name its "
+                         f"columns by plugins.relational.tables.\"{loose[0]}\".key (an empty list: "
+                         "its rows need no names), or leave it out by plugins.relational.skip")
     if not relations:
         raise InputError(f"no table of {database.where} has a foreign key to another, so there are "
                          "no relations; say them by plugins.relational.tables.NAME.foreign = "
@@ -79,12 +73,12 @@ def make_layout(database: Database, settings: RelationalSettings) -> Layout:
         raise InputError(f"a link table of {database.where} has the name of a column that is a "
                          "foreign key between the same tables, so two relations have one name; "
                          "leave one out by plugins.relational.skip")
-    return Layout(nodes, links, dict(relations))
+    return Layout(nodes, {**nodes, **links}, dict(relations))
 
 
-def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table]:
+def _chosen(database: Database) -> dict[str, Table]:
     """The tables that are read: all without views, or those that are named."""
-    known = database.tables
+    known, settings = database.tables, database.settings
     for name in (*settings.only, *settings.skip, *settings.tables):
         if name not in known:
             raise InputError(f"plugins.relational names table '{name}', which {database.where} "
@@ -97,13 +91,15 @@ def _chosen(database: Database, settings: RelationalSettings) -> dict[str, Table
     return tables
 
 
-def _settled(table: Table, said: TableSettings, database: Database) -> Table:
+def _settled(table: Table, database: Database) -> Table:
     """A table with what the settings say of it."""
+    said = database.settings.tables.get(table.name, TableSettings())
     foreign = {key.columns: key for key in table.foreign}
-    foreign |= {key.columns: key for text, other in said.foreign.items()
-                for key in [ForeignKey(tuple(part.strip() for part in text.split(","))
-                                       if text not in table.columns else (text,), other)]}
-    table = replace(table, foreign=tuple(foreign.values()), time=said.time or table.time,
+    for text, other in said.foreign.items():
+        columns = ((text,) if text in table.columns else
+                   tuple(part.strip() for part in text.split(",")))
+        foreign[columns] = ForeignKey(columns, other)
+    table = replace(table, foreign=tuple(foreign.values()), time=said.time, ways=said.features,
                     key=table.key if said.key is None else tuple(said.key))
     named = [*(table.key or ()), *table.foreign_columns, *said.features,
              *([table.time] if table.time else [])]
@@ -112,16 +108,13 @@ def _settled(table: Table, said: TableSettings, database: Database) -> Table:
             raise InputError(f"table '{table.name}' of {database.where} has no column '{column}'; "
                              f"its columns: {listing(table.columns)}"
                              + nearest(column, table.columns))
-    if table.time and (kind := str(table.columns[table.time])).split("[")[0] not in (
-            "timestamp", "date32"):
+    if table.time and str(table.columns[table.time]).split("[")[0] not in ("timestamp", "date32"):
+        kind = {"large_string": "text", "None": "what is no type"}.get(
+            str(table.columns[table.time]), str(table.declared[table.time]))
         raise InputError(f"column '{table.time}' of table '{table.name}' is to be its time, but "
-                         f"the database declares it as {_said(kind)}; it must be a date or a "
-                         "timestamp: declare it so, or read a view that converts it")
+                         f"the database declares it as {kind}; it must be a date or a timestamp: "
+                         "declare it so, or read a view that converts it")
     return table
-
-
-def _said(kind: str) -> str:
-    return "text" if kind == "large_string" else "what is no type" if kind == "None" else kind
 
 
 def _followed(table: Table, key: ForeignKey, tables: Mapping[str, Table], database: Database
@@ -150,6 +143,5 @@ def _followed(table: Table, key: ForeignKey, tables: Mapping[str, Table], databa
 def _is_link(table: Table) -> bool:
     """Return whether a table is two foreign keys and nothing else but a time."""
     linked = {*table.foreign_columns}
-    return (len(table.foreign) == 2
-            and {*table.columns} - linked <= ({table.time} if table.time else set())
-            and not {*(table.key or ())} - linked)
+    return (len(table.foreign) == 2 and {*table.columns} <= linked | {table.time}
+            and {*(table.key or ())} <= linked)

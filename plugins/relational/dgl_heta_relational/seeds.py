@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dgl_heta import HetaError, InputError
-from dgl_heta.tools import (
-    NodeIds,
-    column_seconds,
-    listing,
-    replacing,
-    split_words,
-)
+from dgl_heta import GraphSource, HetaError, InputError
+from dgl_heta.tools import column_seconds, listing, replacing, split_words
 from dgl_heta_relational.columns import Feature, Spool
-from dgl_heta_relational.tables import Database, Table, check_key
+from dgl_heta_relational.tables import Database, Table
 
 log = logging.getLogger("dgl_heta")
 MARK = b"dgl-heta seeds"
@@ -38,10 +32,8 @@ _PIECE = 1 << 22
 class Seeds:
     """A table of seeds that a query gave, in a file that has no name any more.
 
-    Attributes
-    ----------
-    ids : of the rows, as text.
-    until : the last time of training, in seconds since 1970, if a column `split` says it.
+    `ids` are those of the rows, as text; `until` is the last time of training, in seconds since
+    1970, if a column `split` says it.
     """
 
     path: Path
@@ -49,14 +41,9 @@ class Seeds:
     ids: Any
     until: int | None
 
-    def check(self, ntype: str, count: int, ids: NodeIds | None) -> None:
-        """Check that each row is of a node of a type, which has `count`.
-
-        Raises
-        ------
-        InputError
-            The ids have none that a row names.
-        """
+    def check(self, source: GraphSource, ntype: str) -> None:
+        """Refuse a row that is of no node of a type."""
+        count, ids = source.node_counts[ntype], source.node_ids.get(ntype)
         left = pc.unique(self.ids)
         for low in range(0, count, _PIECE):
             high = min(low + _PIECE, count)
@@ -71,13 +58,7 @@ class Seeds:
                 f"{len(self.ids):,} rows have such")
 
     def write(self) -> None:
-        """Put the table where it is to be, whole or not at all.
-
-        Raises
-        ------
-        HetaError
-            It cannot be written there.
-        """
+        """Put the table where it is to be, whole or not at all."""
         try:
             with replacing(self.path) as new:
                 new.write_bytes(memoryview(self.content))
@@ -86,29 +67,29 @@ class Seeds:
                             "command again, with --overwrite") from None
 
 
-def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> Seeds:
-    """Read what a query gives, for the Parquet file `path`; nothing is written but to `scratch`.
+def read_seeds(database: Database, query: str, scratch: Path) -> Seeds:
+    """Read what a query gives, for the Parquet file that the settings name; nothing is written but
+    the file `scratch`.
 
-    Raises
-    ------
-    InputError
-        Other columns than id, time, label and split, empty values, a file of somebody else's, no
-        directory for it.
+    Other columns than id, time, label and split are refused, and so are empty values, a file of
+    somebody else's, and a directory that is not there.
     """
-    if path.exists() and not _is_ours(path):
+    path, ours = database.settings.seeds, False
+    with suppress(OSError, pa.ArrowException):
+        ours = MARK in (pq.read_schema(path).metadata or {})
+    if path.exists() and not ours:
         raise InputError(f"{path} is there, and --task did not make it; choose another file for "
                          "its table by plugins.relational.seeds")
     if not path.parent.is_dir():
         raise InputError(f"plugins.relational.seeds is {path}, but there is no directory "
                          f"{path.parent}; make it, or choose another file for the table of --task")
-    batches, rows = database.query(query), 0
+    batches, rows = database.query(query, "the query of --task"), 0
     first = next(batches, None)
     if first is None:
         raise InputError("the query of --task gives no rows; it must give one for each prediction")
     spool = Spool(scratch, "the query of --task", _schema(first, query))
     with closing(spool):
         for batch in itertools.chain([first], batches):
-            check_key(batch.column("id"), "id", "the query of --task")
             try:
                 spool.write(batch)
             except (pa.ArrowException, ValueError):
@@ -116,7 +97,7 @@ def read_seeds(database: Database, query: str, path: Path, scratch: Path) -> See
                                  f"after row {rows:,}; CAST them") from None
             rows += batch.num_rows
     table = spool.columns()
-    (ids, _), times = table.ids("id"), column_seconds(table, "time", up=True)
+    (ids, _), (_, times) = table.ids("id"), column_seconds(table, "time")
     trained = times[split_words(table, "split") == 0] if "split" in table.names else times[:0]
     with pa.memory_map(str(scratch)) as file:
         return Seeds(path, file.read_buffer(), ids, int(trained.max()) if len(trained) else None)
@@ -136,7 +117,7 @@ def _schema(batch: Any, query: str) -> Any:
     return batch.schema.with_metadata({MARK: query.encode()})
 
 
-def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]]) -> None:
+def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]]) -> None:
     """Log a warning for each table of the graph that a query names, if features may say the label.
 
     A table with a time is there from then on, so of it only columns count that the query names.
@@ -147,20 +128,13 @@ def warn_of_answers(query: str, tables: Mapping[str, tuple[Table, list[Feature]]
         return re.search(rf"(?<!\w){re.escape(word)}(?!\w)(?!\s+by\b)", text,
                          re.IGNORECASE) is not None
 
-    for name, (table, features) in tables.items():
+    for table, features in tables:
         columns = [f.column for f in features if f.column != table.time and (
             f.said or not f.constant) and (not table.time or named(f.column))]
-        if columns and named(name):
+        if columns and named(table.name):
             own = ", ".join(f'{column} = "none"' for column in columns)
             log.warning(
                 "table '%s' of the query of --task is in the graph with its columns %s as "
                 "features; where they say the label, leave it out by plugins.relational.skip, or "
-                "them by plugins.relational.tables.\"%s\".features = {%s}", name,
-                listing(columns), name, own if len(columns) < 4 else 'COLUMN = "none"')
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return MARK in (pq.read_schema(path).metadata or {})
-    except (OSError, pa.ArrowException):
-        return False
+                "them by plugins.relational.tables.\"%s\".features = {%s}", table.name,
+                listing(columns), table.name, own if len(columns) < 4 else 'COLUMN = "none"')

@@ -66,13 +66,7 @@ def is_directory_of_tables(path: Path) -> bool:
 
 
 def directory_settings(path: Path, said: RelationalSettings) -> RelationalSettings:
-    """What a directory's own files say of its tables, and over it what settings say.
-
-    Raises
-    ------
-    InputError
-        A relational.toml that is no TOML, or has other words.
-    """
+    """What a directory's own files say of its tables, and over it what settings say."""
     file, values = path / KEYS, {"tables": {table.stem: _relbench(table)
                                             for table in parquet_files(path)}}
     for more in (read_toml(file, "keys") if file.is_file() else {},

@@ -32,7 +32,7 @@ def test_a_database_of_mariadb_is_read_as_of_one_moment(monkeypatch):
         chosen = RelationalSettings.model_validate(
             {"tables": {"visit": {"time": "at"}}, "timeout_s": 2})
         with SqlDatabase(url, chosen) as database:
-            source = read_graph(database, chosen, None)
+            source = read_graph(database)
             assert source.node_counts == {"customer": 9, "visit": 500}
             assert source.edges[Relation("visit", "who", "customer")].num_edges == 500
             assert source.node_ids["customer"].names(0, 1) == ["18446744073709551601"]
@@ -43,7 +43,7 @@ def test_a_database_of_mariadb_is_read_as_of_one_moment(monkeypatch):
             assert source.times["visit"][0] == 1577836800 + 3600 + 1  # of 2020, an hour, a part
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(HetaError, match=r"cannot read mysql://127.*did not answer for 2 s"):
-                read_graph(database, chosen, None)
+                read_graph(database)
             with pytest.raises(HetaError, match="cannot read mysql://127") as caught:
                 SqlDatabase(url, chosen)
             assert PASSWORD not in str(caught.value)

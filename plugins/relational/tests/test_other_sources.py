@@ -10,7 +10,6 @@ import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.duck import DuckDatabase
 from dgl_heta_relational.graph import read_graph
-from dgl_heta_relational.settings import directory_settings
 
 from dgl_heta import HetaError, InputError, Relation
 from dgl_heta.graph.readers import open_source
@@ -77,10 +76,10 @@ def test_files_of_relbench_say_their_keys_themselves(tmp_path):
     assert edges(source) == [(0, 1)]
     assert "order" not in source.node_ids
     assert "order" in source.times
-    chosen = directory_settings(tmp_path, RelationalSettings.model_validate(
-        {"tables": {"order": {"features": {"total": "none"}}}}))
+    chosen = RelationalSettings.model_validate(
+        {"tables": {"order": {"features": {"total": "none"}}}})
     with DuckDatabase(tmp_path, chosen) as database:
-        again = read_graph(database, chosen, "SELECT 7 AS id, '2020-01-01' AS time, 1 AS label")
+        again = read_graph(database, "SELECT 7 AS id, '2020-01-01' AS time, 1 AS label")
     assert edges(again) == [(0, 1)]
     assert [r["column"] for r in again.info["columns"]["order"]] == ["id", "placed"]
     assert again.write_seeds is not None  # files answer queries, too
@@ -90,11 +89,10 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path):
     for name, table in TABLES.items():
         pq.write_table(table, tmp_path / f"{name}.parquet")
     (tmp_path / "relational.toml").write_text(KEYS)
-    chosen = directory_settings(tmp_path, RelationalSettings())
-    with DuckDatabase(tmp_path, chosen) as directory:
+    with DuckDatabase(tmp_path, RelationalSettings()) as directory:
         pq.write_table(TABLES["order"].slice(1), tmp_path / "order.parquet")
         with pytest.raises(HetaError, match="changed while they were read"):
-            read_graph(directory, chosen, None)
+            read_graph(directory)
 
 
 def test_a_date_that_is_no_time_is_one_line(tmp_path):
@@ -117,9 +115,25 @@ def test_duckdb(tmp_path):
                            "('b', NULL, NULL, 2)")
     chosen = RelationalSettings.model_validate({"tables": {"order": {"time": "placed"}}})
     with DuckDatabase(tmp_path / "shop.duckdb", chosen) as database:
-        source = read_graph(database, chosen, None)
+        source = read_graph(database)
     assert edges(source) == [(0, 1)]
     assert source.times["order"][0] == 1577836800
+
+
+def test_keys_of_another_schema_of_duckdb_lead_to_tables_there(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("CREATE SCHEMA past; "
+                           "CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1); "
+                           "CREATE TABLE past.item (id int PRIMARY KEY); "
+                           "INSERT INTO past.item VALUES (7), (1); "
+                           "CREATE TABLE past.part (id int PRIMARY KEY, item int REFERENCES "
+                           "past.item(id)); INSERT INTO past.part VALUES (0, 1)")
+    with DuckDatabase(tmp_path / "shop.duckdb",
+                      RelationalSettings(schemas=["main", "past"])) as database:
+        source = read_graph(database)
+    ((part, item),) = source.edges[Relation("past.part", "item", "past.item")].chunks(9)
+    assert (part.tolist(), item.tolist()) == ([0], [1])
 
 
 @pytest.mark.parametrize(("kind", "value", "wrong"), [
@@ -136,9 +150,9 @@ def test_values_of_duckdb_that_others_have_not(kind, value, wrong, tmp_path):
     with DuckDatabase(tmp_path / "shop.duckdb", chosen) as database:
         if wrong:
             with pytest.raises(InputError, match=wrong):
-                read_graph(database, chosen, None)
+                read_graph(database)
         else:
-            assert read_graph(database, chosen, None).node_counts == {"item": 1, "part": 2}
+            assert read_graph(database).node_counts == {"item": 1, "part": 2}
 
 
 def test_keys_that_are_rounded_are_refused(tmp_path):
@@ -149,4 +163,4 @@ def test_keys_that_are_rounded_are_refused(tmp_path):
         "item": {"key": ["id"]}, "part": {"key": ["id"], "foreign": {"item": "item"}}}})
     with DuckDatabase(tmp_path, chosen) as database, pytest.raises(
             InputError, match="column 'item' of table 'part' .* such numbers as 9007199254740992"):
-        read_graph(database, chosen, None)
+        read_graph(database)

@@ -50,19 +50,20 @@ def password(monkeypatch):
 def read(url: str, **said):
     chosen = RelationalSettings.model_validate(said)
     with SqlDatabase(url, chosen) as database:
-        return read_graph(database, chosen, None)
+        return read_graph(database)
 
 
 def test_types_schemas_and_views(server):
     source = read(server.url, schemas=["public", "the past"], tables={
-        "visit": {"time": "at"}, "recent": {"key": ["id"], "foreign": {"who": "customer"}}})
+        "visit": {"time": "at"}, "recent": {"key": ["id"], "foreign": {"who": "customer"}},
+        "customer": {"features": {"box": "text"}}})
     assert source.node_counts == {"customer": 40, "visit": 500, "the past.visit": 30, "recent": 500}
     assert source.edges[Relation("the past.visit", "who", "customer")].num_edges == 30
     assert source.edges[Relation("customer", "rev-who", "recent")].num_edges == 500
     kinds = {r["column"]: r["kind"] for r in source.info["columns"]["visit"]}
     assert kinds == {"at": "date", "lasted": "number", "paid": "number"}
     assert {r["column"]: r["kind"] for r in source.info["columns"]["customer"]} == {
-        "name": "text", "kind": "category", "rank": "number"}
+        "name": "text", "kind": "category", "rank": "number", "box": "text"}
     # 2019-12-31T23:00Z and an hour
     assert source.times["visit"][0] == 1577836800
     assert len(source.node_ids["customer"].names(0, 1)[0]) == 36
@@ -87,7 +88,7 @@ def test_a_query_that_would_write_is_refused(server, tmp_path):
     query = "SELECT nextval('visit_id_seq') AS id, now() AS time, 1 AS label"
     with SqlDatabase(server.url, chosen) as database, pytest.raises(
             HetaError, match="read-only transaction"):
-        read_graph(database, chosen, query)
+        read_graph(database, query)
     assert not [*tmp_path.iterdir()]
 
 
@@ -96,7 +97,7 @@ def test_what_others_write_meanwhile_is_not_seen(server):
     with SqlDatabase(server.url, chosen) as database:
         server.run("INSERT INTO visit (id) VALUES (9999)")
         try:
-            assert read_graph(database, chosen, None).node_counts["visit"] == 500
+            assert read_graph(database).node_counts["visit"] == 500
             assert read(server.url).node_counts["visit"] == 501
         finally:
             server.run("DELETE FROM visit WHERE id = 9999")
@@ -120,7 +121,7 @@ def test_a_server_that_goes_away_is_one_line_and_nothing_stays(tmp_path, monkeyp
 
             monkeypatch.setattr(SqlDatabase, "batches", killed)
             with pytest.raises(HetaError, match="cannot read postgresql://127.0.0.1") as caught:
-                read_graph(database, chosen, None)
+                read_graph(database)
         assert "\n" not in str(caught.value)
         assert not [*tmp_path.iterdir()]
         with pytest.raises(HetaError, match="cannot read postgresql://127.0.0.1"):
@@ -136,7 +137,7 @@ def test_a_server_that_stops_is_given_up(server):
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(HetaError, match=r"did not answer for 1 s \(plugins\.relational\.t"):
-                read_graph(database, chosen, None)
+                read_graph(database)
         finally:
             os.kill(pid, signal.SIGCONT)
 
@@ -150,7 +151,7 @@ def test_a_query_may_have_a_percent_sign(server, tmp_path):
     chosen = RelationalSettings(seeds=tmp_path / "seeds.parquet")
     query = "SELECT id, at AS time, paid AS label FROM visit WHERE id::text LIKE '49%' ORDER BY id"
     with SqlDatabase(server.url, chosen) as database:
-        source = read_graph(database, chosen, query)
+        source = read_graph(database, query)
     assert source.write_seeds is not None
     source.write_seeds()
     rows = pq.read_table(chosen.seeds).to_pylist()
@@ -171,6 +172,23 @@ def test_numbers_as_keys_are_exact_or_refused(server):
     assert source.node_ids["item"].names(0, 2)[item[0]] == "9007199254740993"
     with pytest.raises(InputError, match="'owner' of table 'part' .* a key, but has such numbers"):
         read(server.url, schemas=["large"], tables={"part": {"foreign": {"owner": "owner"}}})
+
+
+def test_blanks_that_fill_a_key_of_fixed_width_count_for_nothing(server, tmp_path):
+    """As the database compares them; in the task's ids, too."""
+    server.run("CREATE SCHEMA fixed", "CREATE TABLE fixed.land (code char(5) PRIMARY KEY)",
+               "CREATE TABLE fixed.town (id int PRIMARY KEY, land char(3) REFERENCES fixed.land)",
+               "INSERT INTO fixed.land VALUES ('de'), ('fr')",
+               "INSERT INTO fixed.town VALUES (1, 'fr'), (2, NULL), (3, 'de')")
+    chosen = RelationalSettings(schemas=["fixed"], seeds=tmp_path / "seeds.parquet")
+    with SqlDatabase(server.url, chosen) as database:
+        source = read_graph(database, "SELECT land AS id, now() AS time, id AS label FROM "
+                            "fixed.town WHERE land IS NOT NULL ORDER BY id")
+    assert source.node_ids["land"].names(0, 2) == ["de", "fr"]
+    ((town, land),) = source.edges[Relation("town", "land", "land")].chunks(9)
+    assert [*zip(town.tolist(), land.tolist())] == [(0, 1), (2, 0)]
+    assert source.check_seeds is not None
+    source.check_seeds("land")
 
 
 def test_a_time_that_python_has_not_is_one_line(server):

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from dgl_heta_relational import RelationalSettings
 from dgl_heta_relational.graph import read_graph
-from dgl_heta_relational.sql import SqlDatabase
-from dgl_heta_relational.values import TIME, BatchMaker
+from dgl_heta_relational.sql import SqlDatabase, Values
+from dgl_heta_relational.tables import TIME
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ def made(path: Path, script: str = SHOP, *more: str) -> str:
 def read(url: str, task: str | None = None, **said):
     chosen = RelationalSettings.model_validate(said)
     with SqlDatabase(url, chosen) as database:
-        source = read_graph(database, chosen, task)
+        source = read_graph(database, task)
     if source.write_seeds is not None:
         source.write_seeds()
     return source
@@ -110,6 +110,19 @@ def test_columns_become_features_by_their_types(tmp_path):
         1577872800, 1580551201, 1583020800, 1585699200]  # a part of a second is a second
     level = source.node_arrays["customer"]["feat"][:, -2:]
     assert level[:, 1].tolist() == [0, 1, 0, 0]  # in the row that has none
+
+
+def test_times_of_a_day_are_numbers(tmp_path):
+    more = """ALTER TABLE claim ADD opens TIME;
+              UPDATE claim SET opens = CASE id WHEN 1 THEN '10:00:00' WHEN 2 THEN '11:00' END"""
+    source = read(made(tmp_path / "shop.db", SHOP, more))
+    (opens,) = (r for r in source.info["columns"]["claim"] if r["column"] == "opens")
+    assert (opens["kind"], opens["mean"], opens["missing"]) == ("number", 10.5 * 3600, 2)
+    for value, said, why in (("'soon'", {}, "is declared as time64.us., but has the value 'soon'"),
+                             ("NULL", {"claim": {"time": "opens"}}, "declares it as time64.us.;")):
+        url = made(tmp_path / f"{value}.db", SHOP, more, f"UPDATE claim SET opens = {value}")
+        with pytest.raises(InputError, match=why):
+            read(url, tables=said)
 
 
 def test_keys_to_tables_that_are_not_read_are_no_features(tmp_path):
@@ -325,7 +338,7 @@ def test_values_of_drivers_are_neither_cut_nor_guessed():
     kinds = {"at": TIME, "is": pa.bool_(), "many": pa.int64()}
 
     def batch(name: str, *values: Any) -> list[Any]:
-        return BatchMaker("a table", kinds).batch([name], [values]).column(0).to_pylist()
+        return Values(f"column '{name}'", kinds[name]).array(values).to_pylist()
 
     def when(zone: int | None, month: int) -> datetime:
         return datetime(2020, month, 1, 5 + (zone or 0), tzinfo=None if zone is None else
@@ -367,7 +380,7 @@ def test_what_others_write_meanwhile_is_not_seen(tmp_path):
         with closing(sqlite3.connect(tmp_path / "shop.db")) as other:
             other.execute("INSERT INTO customer (id) VALUES (8)")
             other.commit()
-        source = read_graph(database, chosen, None)
+        source = read_graph(database)
     assert source.node_counts["customer"] == 4
     assert named(source, Relation("customer", "friend", "customer")) == [("7", "3"), ("7", "5")]
     assert read(url).node_counts["customer"] == 5

@@ -61,7 +61,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "order": {"time": "placed"}, "line": {"time": "at"}, "likes": {"time": "at"},
             "customer": {"time": "joined"}}})
     with SqlDatabase(f"sqlite:///{path}/shop.db", chosen) as database:
-        source = read_graph(database, chosen, QUERY)
+        source = read_graph(database, QUERY)
     assert source.check_seeds is not None
     assert source.write_seeds is not None
     source.check_seeds("customer")
