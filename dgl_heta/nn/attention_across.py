@@ -42,8 +42,8 @@ def attend_across(edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
 
     `rows` are those of each relation among R, `sources` its keys and values (S_r, 2, H, D) or
     states (S_r, W), `queries` (R, H, D), `to_scores` A (relations, H, D, D or W), `to_sums` M
-    (relations, H, D or W, D), `biases` a and m (relations, 2, H, D). 0 and -inf for a row without
-    edges.
+    (relations, H, D or W, D), `biases` a and m (relations, 2, H, D), with states alone. 0 and
+    -inf for a row without edges.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
     of_values = 0 if shared else 1  # where they stand in a source's row
 
     @product
-    def forward(indptr, indices, rows, source, queries, to_scores, to_sums, biases, weights,  # type: ignore[no-untyped-def]  # noqa: C901
+    def forward(indptr, indices, rows, source, queries, to_scores, to_sums, biases, weights,  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
                 tops, top, sums):
         query, total = np.empty((heads, inner), sums.dtype), np.empty((heads, inner), sums.dtype)
         message = np.empty((heads, width), sums.dtype)
@@ -181,9 +181,12 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
                 for head in range(heads):
                     weights[edge, head] = dot(source[other, 0, 0 if shared else head], query[head])
             for head in range(heads):
-                bias, most = dot(queries[at, head], biases[0, head]), top[at, head]
+                most = top[at, head]
+                if shared:
+                    bias = dot(queries[at, head], biases[0, head])
+                    for edge in range(low, high):
+                        weights[edge, head] += bias
                 for edge in range(low, high):
-                    weights[edge, head] += bias
                     most = max(most, weights[edge, head])
                 scale = np.exp(top[at, head] - most)
                 top[at, head] = tops[row, head] = most
@@ -195,8 +198,10 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
                 z = heads * width + head
                 sums[at, z] = sums[at, z] * scale + added
                 for k in range(width):
-                    y = head * width + k
-                    sums[at, y] = sums[at, y] * scale + added * biases[1, head, k]
+                    sums[at, head * width + k] *= scale
+                if shared:
+                    for k in range(width):
+                        sums[at, head * width + k] += added * biases[1, head, k]
                 for k in range(inner):
                     total[head, k] = 0
             for edge in range(low, high):
@@ -217,9 +222,8 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
                  to_biases):
         query, to_total = np.empty((heads, inner), grad.dtype), np.empty((heads, inner), grad.dtype)
         moved, scale = np.empty((heads, width), grad.dtype), np.empty(heads, grad.dtype)
-        of_z, to_score = np.empty(heads, grad.dtype), np.empty(heads, grad.dtype)
-        score_sum, weight_sum = np.empty(heads, grad.dtype), np.empty(heads, grad.dtype)
-        weight = np.empty(heads, grad.dtype)
+        of_z, of_scores, of_weights = (np.empty(heads, grad.dtype), np.empty(heads, grad.dtype),
+                                       np.empty(heads, grad.dtype))
         # Of 8 rows what the gradients of A and M are products of.
         outer, inside = (np.zeros((2, 8, heads, width), grad.dtype),
                          np.zeros((2, 8, heads, inner), grad.dtype))
@@ -233,32 +237,32 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
             times(queries[at], to_scores, query, heads, width, inner)
             for head in range(heads):
                 scale[head] = np.exp(tops[row, head] - top[at, head])
-                score_sum[head] = weight_sum[head] = 0
+                of_scores[head] = of_weights[head] = 0
                 for k in range(width):
                     own[head, k] = queries[at, head, k]
                     given[head, k] = grad[at, head * width + k]
                 for k in range(inner):
                     total[head, k] = 0
                     to_query[head, k] = 0
-                of_z[head] = grad[at, heads * width + head] + dot(given[head], biases[1, head])
+                of_z[head] = grad[at, heads * width + head]
+                if shared:
+                    of_z[head] += dot(given[head], biases[1, head])
             times(given, from_sums, to_total, heads, width, inner)
             for edge in range(low, high):
                 prefetch(source, indices, edge)
                 prefetch(to_source, indices, edge)
                 other = indices[edge]
                 for head in range(heads):
-                    weight[head] = weights[edge, head] * scale[head]
-                    to_score[head] = weight[head] * (of_z[head] + dot(
-                        to_total[head], source[other, of_values, 0 if shared else head]))
-                    score_sum[head] += to_score[head]
-                    weight_sum[head] += weight[head]
-                for head in range(heads):
                     column = 0 if shared else head
                     key, value = source[other, 0, column], source[other, of_values, column]
                     to_key, to_value = (to_source[other, 0, column],
                                         to_source[other, of_values, column])
                     q, g, dq, t = query[head], to_total[head], to_query[head], total[head]
-                    w, d = weight[head], to_score[head]
+                    w = weights[edge, head] * scale[head]
+                    d = w * (dot(g, value) + of_z[head])
+                    if shared:
+                        of_scores[head] += d
+                        of_weights[head] += w
                     if shared:
                         for k in range(inner):
                             to_key[k] += d * q[k] + w * g[k]
@@ -272,9 +276,12 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
             times(to_query, from_scores, moved, heads, inner, width)
             for head in range(heads):
                 for k in range(width):
-                    to_queries[at, head, k] += moved[head, k] + score_sum[head] * biases[0, head, k]
-                    to_biases[0, head, k] += score_sum[head] * own[head, k]
-                    to_biases[1, head, k] += weight_sum[head] * given[head, k]
+                    to_queries[at, head, k] += moved[head, k]
+                if shared:
+                    for k in range(width):
+                        to_queries[at, head, k] += of_scores[head] * biases[0, head, k]
+                        to_biases[0, head, k] += of_scores[head] * own[head, k]
+                        to_biases[1, head, k] += of_weights[head] * given[head, k]
             filled += 1
             if filled == 8:
                 add_products(outer[0], inside[0], to_to_scores, heads, width, inner)

@@ -247,8 +247,9 @@ class FusedKernel(BaseKernel):
     def attend_across(self, edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
                       sources: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
                       to_sums: Tensor, biases: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        way = attend_across if _compiled(queries, to_scores, to_sums, *sources) else (
-            super().attend_across)
+        compiled = _compiled(queries, to_scores, to_sums, *sources) and (
+            biases is None or sources[0].dim() == 2)
+        way = attend_across if compiled else super().attend_across
         return way(edges, rows, sources, queries, to_scores, to_sums, biases)
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
