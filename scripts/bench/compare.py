@@ -12,7 +12,6 @@ parts and the settings of `dgl-heta launch` differ:
                             (`train.learnable=replica`, as in the paper).
   heta-shared               the same with heavy sub-metatrees shared for equal work (method
                             meta-shared): more stored per host, less waiting.
-  heta-merged               as heta-shared, with the kernel of plugins/hifuse.
   heta-exact                as heta, learnable features exactly as DistDGL has them, rows moving.
   heta-delegated            the same, one host aggregating them for the others
                             (`partition.shared=delegate`).
@@ -82,7 +81,6 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "relation-random": ("relation-random", HETA),
     "heta": ("meta", HETA),
     "heta-shared": ("meta-shared", HETA),
-    "heta-merged": ("meta-shared", [*HETA, "--set", "train.kernel=merged"]),
     "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
     "heta-delegated": ("meta-delegated", ["--set", "train.learnable=exact"]),
     "heta-bf16": ("meta-delegated", ["--set", "train.learnable=exact",
