@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import math
 import os
 import re
@@ -57,8 +58,7 @@ class SqlDatabase(Database):
         with ExitStack() as opening, self._told():
             opening.callback(self.close)
             self._connection = self._engine.connect().execution_options(
-                stream_results=True, max_row_buffer=ROWS, no_parameters=True,
-                postgresql_readonly=True)
+                stream_results=True, max_row_buffer=ROWS, postgresql_readonly=True)
             if self._is_file:  # SQLite, whose driver would begin no transaction to read
                 self._connection.exec_driver_sql("BEGIN")
             self.tables = by_name(self._reflected())
@@ -72,7 +72,8 @@ class SqlDatabase(Database):
     def query(self, text: str, what: str, declared: Mapping[str, Any] | None = None
               ) -> Iterator[Any]:
         with self._told():
-            result = self._connection.exec_driver_sql(text)
+            result = self._connection.exec_driver_sql(
+                text, execution_options={"no_parameters": True})
         if not result.returns_rows:
             raise InputError(f"{what} gives no rows; it must be a SELECT")
         names = list(result.keys())
@@ -105,13 +106,18 @@ class SqlDatabase(Database):
             return name if schema in (None, *schemas[:1]) else f"{schema}.{name}"
 
         for of in (*schemas,) or (None,):
-            every = look.get_multi_columns(of, kind=sa.engine.reflection.ObjectKind.ANY)
-            keys = look.get_multi_pk_constraint(of)
             with warnings.catch_warnings():
                 # SQLite's keys are right, but SQLAlchemy does not find their names where their
-                # columns are written in another case.
-                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key", sa.exc.SAWarning)
+                # columns are written in another case; MySQL's come after it.
+                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key|Unknown schema content",
+                                        sa.exc.SAWarning)
+                every = look.get_multi_columns(of, kind=sa.engine.reflection.ObjectKind.ANY)
+                keys = look.get_multi_pk_constraint(of)
                 foreign = look.get_multi_foreign_keys(of)
+            if self.mark == "`":
+                foreign = self._keys(of, keys)
+                for column in itertools.chain(*every.values()):
+                    column["name"] = column["name"].replace("``", "`")
             for (schema, name), columns in every.items():
                 key = keys.get((schema, name), {}).get("constrained_columns")
                 own = [ForeignKey(tuple(each["constrained_columns"]),
@@ -124,6 +130,30 @@ class SqlDatabase(Database):
                             tuple(key or ()) or None,
                             tuple(sorted(own, key=lambda key: key.columns)),
                             is_view=(schema, name) not in keys)
+
+    def _keys(self, of: str | None, primary: dict[Any, Any]) -> dict[Any, list[Any]]:
+        """Foreign keys of MySQL's tables as SQLAlchemy gives them, and into `primary` those.
+
+        SQLAlchemy reads the text of SHOW CREATE TABLE, and loses keys whose names are odd there.
+        """
+        found: dict[Any, Any] = {}
+        for table, constraint, column, schema, other, referred in self._connection.execute(sa.text(
+                "SELECT table_name, constraint_name, column_name, nullif(referenced_table_schema, "
+                "if(:of IS NULL, database(), NULL)), referenced_table_name, referenced_column_name "
+                "FROM information_schema.key_column_usage WHERE table_schema = "
+                "coalesce(:of, database()) ORDER BY ordinal_position"), {"of": of}):
+            key = found.setdefault((table, constraint, other), {
+                "referred_schema": schema, "referred_table": other,
+                "constrained_columns": [], "referred_columns": []})
+            key["constrained_columns"].append(column)
+            key["referred_columns"].append(referred)
+        foreign: dict[Any, list[Any]] = {}
+        for (table, constraint, other), key in found.items():
+            if other is not None:
+                foreign.setdefault((of, table), []).append(key)
+            elif constraint == "PRIMARY":
+                primary[of, table] = key
+        return foreign
 
     @contextmanager
     def _told(self) -> Iterator[None]:

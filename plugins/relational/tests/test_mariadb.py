@@ -47,3 +47,31 @@ def test_a_database_of_mariadb_is_read_as_of_one_moment(monkeypatch):
             with pytest.raises(HetaError, match="cannot read mysql://127") as caught:
                 SqlDatabase(url, chosen)
             assert PASSWORD not in str(caught.value)
+
+
+ODD = (
+    "CREATE TABLE `PARTITION%s` (`a``b` INT, `c)d` INT UNIQUE, n INT, PRIMARY KEY (`a``b`, `c)d`))",
+    "CREATE TABLE `o``dd` (id INT PRIMARY KEY, one INT, two INT, up INT, "
+    "CONSTRAINT same UNIQUE (up), CONSTRAINT same FOREIGN KEY (up) REFERENCES `o``dd`(id), "
+    "FOREIGN KEY (one, two) REFERENCES `PARTITION%s`(`a``b`, `c)d`), "
+    "FOREIGN KEY (two) REFERENCES `PARTITION%s`(`c)d`))",
+    "INSERT INTO `PARTITION%s` VALUES (1, 2, 5), (2, 3, 6)",
+    "INSERT INTO `o``dd` VALUES (1, 1, 2, 1), (2, 2, 3, NULL), (3, 1, 2, 2)",
+    "CREATE TABLE gone (id INT)", "CREATE VIEW broken AS SELECT * FROM gone", "DROP TABLE gone",
+    "GRANT SHOW VIEW ON shop.* TO reader")
+
+
+def test_names_may_be_any(monkeypatch):
+    """Also those that SQLAlchemy does not find in SHOW CREATE TABLE, with their keys."""
+    with started(*ODD) as (url, _):
+        monkeypatch.setenv("HETA_DATABASE_PASSWORD", PASSWORD)
+        with SqlDatabase(url, RelationalSettings()) as database:
+            source = read_graph(database)
+    assert source.node_ids["PARTITION%s"].names(0, 2) == ["1|2", "2|3"]
+    edges = {r: [ends.tolist() for ends in next(e.chunks(9))] for r, e in source.edges.items()
+             if not r.etype.startswith("rev-")}
+    assert edges == {
+        Relation("o`dd", "one two", "PARTITION%s"): [[0, 1, 2], [0, 1, 0]],
+        Relation("o`dd", "two", "PARTITION%s"): [[0, 1, 2], [0, 1, 0]],
+        Relation("o`dd", "up", "o`dd"): [[0, 2], [0, 1]]}
+    assert [r["column"] for r in source.info["columns"]["PARTITION%s"]] == ["n"]
