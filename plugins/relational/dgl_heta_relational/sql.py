@@ -108,9 +108,10 @@ class SqlDatabase(Database):
         for of in (*schemas,) or (None,):
             with warnings.catch_warnings():
                 # SQLite's keys are right, but SQLAlchemy does not find their names where their
-                # columns are written in another case; MySQL's come after it.
-                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key|Unknown schema content",
-                                        sa.exc.SAWarning)
+                # columns are written in another case; MySQL's come after it. Columns of no known
+                # type are named where they are not used.
+                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key|Unknown schema "
+                                        "content|Did not recognize type", sa.exc.SAWarning)
                 every = look.get_multi_columns(of, kind=sa.engine.reflection.ObjectKind.ANY)
                 keys = look.get_multi_pk_constraint(of)
                 foreign = look.get_multi_foreign_keys(of)
@@ -118,18 +119,32 @@ class SqlDatabase(Database):
                 foreign = self._keys(of, keys)
                 for column in itertools.chain(*every.values()):
                     column["name"] = column["name"].replace("``", "`")
+            parts = self._partitions(look.default_schema_name)
             for (schema, name), columns in every.items():
+                if (schema, name) in parts:
+                    continue
                 key = keys.get((schema, name), {}).get("constrained_columns")
                 own = [ForeignKey(tuple(each["constrained_columns"]),
                                   full(each["referred_schema"], each["referred_table"]),
                                   tuple(each["referred_columns"] or ()))
-                       for each in foreign.get((schema, name), ())]
+                       for each in foreign.get((schema, name), ())
+                       if (each["referred_schema"], each["referred_table"]) not in parts]
                 yield Table(full(schema, name),
                             ".".join(self.quoted(each) for each in (schema, name) if each),
                             {c["name"]: arrow_type(c["type"]) for c in columns},
                             tuple(key or ()) or None,
                             tuple(sorted(own, key=lambda key: key.columns)),
                             is_view=(schema, name) not in keys)
+
+    def _partitions(self, own: str | None) -> set[tuple[str | None, str]]:
+        """The parts of PostgreSQL's partitioned tables, whose rows are in those, too. A key to such
+        a table is one to each of its parts besides."""
+        if self._engine.dialect.name != "postgresql":
+            return set()
+        return {(schema, name) for in_, name in self._connection.exec_driver_sql(
+            "SELECT nspname, relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+            "WHERE relispartition")
+            for schema in ([in_, None] if in_ == own else [in_])}
 
     def _keys(self, of: str | None, primary: dict[Any, Any]) -> dict[Any, list[Any]]:
         """Foreign keys of MySQL's tables as SQLAlchemy gives them, and into `primary` those.
