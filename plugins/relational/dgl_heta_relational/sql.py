@@ -98,9 +98,7 @@ class SqlDatabase(Database):
     def _reflected(self) -> Iterator[Table]:
         """All tables and views, as they are declared."""
         look, schemas = sa.inspect(self._connection), self.settings.schemas
-        if wrong := [name for name in schemas if name not in look.get_schema_names()]:
-            raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
-                             f"does not have; schemas: {', '.join(look.get_schema_names())}")
+        self.check_schemas(look.get_schema_names())
 
         def full(schema: str | None, name: str) -> str:
             return name if schema in (None, *schemas[:1]) else f"{schema}.{name}"
