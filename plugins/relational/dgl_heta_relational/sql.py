@@ -61,6 +61,8 @@ class SqlDatabase(Database):
                 stream_results=True, max_row_buffer=ROWS, postgresql_readonly=True)
             if self._is_file:  # SQLite, whose driver would begin no transaction to read
                 self._connection.exec_driver_sql("BEGIN")
+            elif kind == "mysql":  # which gives TIMESTAMPs in the zone of the session
+                self._connection.exec_driver_sql("SET time_zone = '+00:00'")
             self.tables = by_name(self._reflected())
             opening.pop_all()  # it stays open
 
@@ -284,10 +286,12 @@ class Values:
                 text = repr(values[0])
                 form = (", a time as ISO 8601, 2013-01-01 05:00:00, all with a zone or none; where "
                         "numbers are times, read a view that converts them" * (self._kind == TIME))
+                shown = text if len(text) < 80 else text[:77] + "…"
                 raise InputError(
-                    f"{self._what} is declared as {self._kind}, but has the value "
-                    f"{text if len(text) < 80 else text[:77] + '…'}; correct it{form}, or declare "
-                    "the column as what it holds") from None
+                    f"{self._what} has the value {shown}, which is of no type of numbers, times or "
+                    "text; CAST it" if self._kind is None else
+                    f"{self._what} is declared as {self._kind}, but has the value {shown}; correct "
+                    f"it{form}, or declare the column as what it holds") from None
         for value in values:  # the first that is wrong by itself is told
             self.array([value])
         raise InputError(f"{self._what} has values of different types")

@@ -19,11 +19,14 @@ SHOP = (
     "CREATE TABLE customer (id BIGINT UNSIGNED PRIMARY KEY, name TEXT, kind ENUM('new', 'old'), "
     "active TINYINT(1), photo BLOB)",
     "CREATE TABLE visit (id INT AUTO_INCREMENT PRIMARY KEY, who BIGINT UNSIGNED, at DATETIME(3), "
-    "day DATE, lasted TIME, paid DECIMAL(10, 2), FOREIGN KEY (who) REFERENCES customer(id))",
+    "day DATE, lasted TIME, paid DECIMAL(10, 2), sent TIMESTAMP NULL, "
+    "FOREIGN KEY (who) REFERENCES customer(id))",
     "INSERT INTO customer SELECT 18446744073709551600 + seq, CONCAT('n', seq), IF(seq % 2, 'new', "
     "'old'), seq % 3 = 0, x'00' FROM seq_1_to_9",
     "INSERT INTO visit SELECT seq, 18446744073709551601 + seq % 9, '2020-01-01 00:00:00.5' + "
-    "INTERVAL seq HOUR, '2020-01-01', SEC_TO_TIME(seq), seq / 7 FROM seq_1_to_500")
+    "INTERVAL seq HOUR, '2020-01-01', SEC_TO_TIME(seq), seq / 7, FROM_UNIXTIME(1577836800 + seq) "
+    "FROM seq_1_to_500",
+    "SET GLOBAL time_zone = '+05:00'")
 
 
 def test_a_database_of_mariadb_is_read_as_of_one_moment(monkeypatch):
@@ -39,8 +42,11 @@ def test_a_database_of_mariadb_is_read_as_of_one_moment(monkeypatch):
             kinds = {t: {r["column"]: r["kind"] for r in records}
                      for t, records in source.info["columns"].items()}
             assert kinds == {"customer": {"name": "text", "kind": "category", "active": "number"},
-                             "visit": {"at": "date", "lasted": "number", "paid": "number"}}
+                             "visit": {"at": "date", "lasted": "number", "paid": "number",
+                                       "sent": "date"}}
             assert source.times["visit"][0] == 1577836800 + 3600 + 1  # of 2020, an hour, a part
+            chosen.tables["visit"].time = "sent"
+            assert read_graph(database).times["visit"][0] == 1577836801  # whatever the zone
             os.kill(pid, signal.SIGSTOP)
             with pytest.raises(HetaError, match=r"cannot read mysql://127.*did not answer for 2 s"):
                 read_graph(database)
