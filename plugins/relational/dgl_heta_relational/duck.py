@@ -76,6 +76,9 @@ class DuckDatabase(Database):
             found: list[tuple[Any, ...]] = self._connection.execute(text, values).fetchall()
             return found
 
+        self.check_schemas([name for name, in rows(
+            "SELECT schema_name FROM information_schema.schemata WHERE catalog_name = "
+            "current_database()")])
         schemas = self.settings.schemas or [rows("SELECT current_schema()")[0][0]]
         for schema, name, is_view in rows(
                 "SELECT table_schema, table_name, table_type = 'VIEW' FROM "

@@ -50,7 +50,7 @@ def make_layout(database: Database) -> Layout:
     tables = {name: _settled(table, database) for name, table in _chosen(database).items()}
     for name, table in tables.items():
         keys = [_followed(table, key, tables, database) for key in table.foreign]
-        tables[name] = replace(table, foreign=tuple(key for key in keys if key is not None),
+        tables[name] = replace(table, foreign=tuple(dict.fromkeys(filter(None, keys))),
                                aside=tuple(table.foreign_columns))
     referred = {key.table for table in tables.values() for key in table.foreign}
     links = {name: table for name, table in tables.items()
@@ -69,10 +69,13 @@ def make_layout(database: Database) -> Layout:
         raise InputError(f"no table of {database.where} has a foreign key to another, so there are "
                          "no relations; say them by plugins.relational.tables.NAME.foreign = "
                          "{column = \"table\"}")
-    if len(dict(relations)) < len(relations):
-        raise InputError(f"a link table of {database.where} has the name of a column that is a "
-                         "foreign key between the same tables, so two relations have one name; "
-                         "leave one out by plugins.relational.skip")
+    for number, (relation, (table, _)) in enumerate(relations):
+        if relation in dict(relations[:number]):
+            raise InputError(f"two relations of {database.where} would be '{relation.src} "
+                             f"{relation.etype} {relation.dst}', of foreign keys to other columns "
+                             "or of a link table with the name of such a column; leave table "
+                             f"'{table.name}' out by plugins.relational.skip, or say which key "
+                             f"counts by plugins.relational.tables.\"{table.name}\".foreign")
     return Layout(nodes, {**nodes, **links}, dict(relations))
 
 
@@ -94,12 +97,12 @@ def _chosen(database: Database) -> dict[str, Table]:
 def _settled(table: Table, database: Database) -> Table:
     """A table with what the settings say of it."""
     said = database.settings.tables.get(table.name, TableSettings())
-    foreign = {key.columns: key for key in table.foreign}
-    for text, other in said.foreign.items():
-        columns = ((text,) if text in table.columns else
-                   tuple(part.strip() for part in text.split(",")))
-        foreign[columns] = ForeignKey(columns, other)
-    table = replace(table, foreign=tuple(foreign.values()), time=said.time, ways=said.features,
+    further = [ForeignKey((text,) if text in table.columns else
+                          tuple(part.strip() for part in text.split(",")), other)
+               for text, other in said.foreign.items()]
+    settled = {key.columns for key in further}
+    foreign = (*(key for key in table.foreign if key.columns not in settled), *further)
+    table = replace(table, foreign=foreign, time=said.time, ways=said.features,
                     key=table.key if said.key is None else tuple(said.key))
     named = [*(table.key or ()), *table.foreign_columns, *said.features,
              *([table.time] if table.time else [])]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dgl_heta import GraphSource, HetaError, InputError
-from dgl_heta.tools import column_seconds, listing, replacing, split_words
+from dgl_heta.tools import column_seconds, listing, replacing, sort_of, split_words
 from dgl_heta_relational.columns import Feature, Spool
 from dgl_heta_relational.tables import Database, Table
 
@@ -111,7 +111,10 @@ def _schema(batch: Any, query: str) -> Any:
                          "id, time and label, and may give split: say SELECT … AS id, … AS time, "
                          "… AS label")
     time = batch.column("time")
-    if not (pa.types.is_temporal(time.type) or pa.types.is_large_string(time.type)):
+    if wrong := [column for column in batch.schema if sort_of(column.type) == "other"]:
+        raise InputError(f"'{wrong[0].name}' of the query of --task is of the type "
+                         f"{wrong[0].type}, which no reader knows; CAST it")
+    if sort_of(time.type) not in ("time", "text"):
         raise InputError(f"'time' of the query of --task is such as {time[0]}; it must be a date, "
                          "a timestamp, or text as ISO 8601, 2013-01-01 05:00:00")
     return batch.schema.with_metadata({MARK: query.encode()})

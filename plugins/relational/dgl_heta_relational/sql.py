@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import math
 import os
 import re
@@ -57,10 +58,11 @@ class SqlDatabase(Database):
         with ExitStack() as opening, self._told():
             opening.callback(self.close)
             self._connection = self._engine.connect().execution_options(
-                stream_results=True, max_row_buffer=ROWS, no_parameters=True,
-                postgresql_readonly=True)
+                stream_results=True, max_row_buffer=ROWS, postgresql_readonly=True)
             if self._is_file:  # SQLite, whose driver would begin no transaction to read
                 self._connection.exec_driver_sql("BEGIN")
+            elif kind == "mysql":  # which gives TIMESTAMPs in the zone of the session
+                self._connection.exec_driver_sql("SET time_zone = '+00:00'")
             self.tables = by_name(self._reflected())
             opening.pop_all()  # it stays open
 
@@ -72,7 +74,8 @@ class SqlDatabase(Database):
     def query(self, text: str, what: str, declared: Mapping[str, Any] | None = None
               ) -> Iterator[Any]:
         with self._told():
-            result = self._connection.exec_driver_sql(text)
+            result = self._connection.exec_driver_sql(
+                text, execution_options={"no_parameters": True})
         if not result.returns_rows:
             raise InputError(f"{what} gives no rows; it must be a SELECT")
         names = list(result.keys())
@@ -97,33 +100,75 @@ class SqlDatabase(Database):
     def _reflected(self) -> Iterator[Table]:
         """All tables and views, as they are declared."""
         look, schemas = sa.inspect(self._connection), self.settings.schemas
-        if wrong := [name for name in schemas if name not in look.get_schema_names()]:
-            raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
-                             f"does not have; schemas: {', '.join(look.get_schema_names())}")
+        self.check_schemas(look.get_schema_names())
 
         def full(schema: str | None, name: str) -> str:
             return name if schema in (None, *schemas[:1]) else f"{schema}.{name}"
 
         for of in (*schemas,) or (None,):
-            every = look.get_multi_columns(of, kind=sa.engine.reflection.ObjectKind.ANY)
-            keys = look.get_multi_pk_constraint(of)
             with warnings.catch_warnings():
                 # SQLite's keys are right, but SQLAlchemy does not find their names where their
-                # columns are written in another case.
-                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key", sa.exc.SAWarning)
+                # columns are written in another case; MySQL's come after it. Columns of no known
+                # type are named where they are not used.
+                warnings.filterwarnings("ignore", ".*SQL-parsed foreign key|Unknown schema "
+                                        "content|Did not recognize type", sa.exc.SAWarning)
+                every = look.get_multi_columns(of, kind=sa.engine.reflection.ObjectKind.ANY)
+                keys = look.get_multi_pk_constraint(of)
                 foreign = look.get_multi_foreign_keys(of)
+            if self.mark == "`":
+                foreign = self._keys(of, keys)
+                for column in itertools.chain(*every.values()):
+                    column["name"] = column["name"].replace("``", "`")
+            parts = self._partitions(look.default_schema_name)
             for (schema, name), columns in every.items():
+                if (schema, name) in parts:
+                    continue
                 key = keys.get((schema, name), {}).get("constrained_columns")
                 own = [ForeignKey(tuple(each["constrained_columns"]),
                                   full(each["referred_schema"], each["referred_table"]),
                                   tuple(each["referred_columns"] or ()))
-                       for each in foreign.get((schema, name), ())]
+                       for each in foreign.get((schema, name), ())
+                       if (each["referred_schema"], each["referred_table"]) not in parts]
                 yield Table(full(schema, name),
                             ".".join(self.quoted(each) for each in (schema, name) if each),
                             {c["name"]: arrow_type(c["type"]) for c in columns},
                             tuple(key or ()) or None,
                             tuple(sorted(own, key=lambda key: key.columns)),
                             is_view=(schema, name) not in keys)
+
+    def _partitions(self, own: str | None) -> set[tuple[str | None, str]]:
+        """The parts of PostgreSQL's partitioned tables, whose rows are in those, too. A key to such
+        a table is one to each of its parts besides."""
+        if self._engine.dialect.name != "postgresql":
+            return set()
+        return {(schema, name) for in_, name in self._connection.exec_driver_sql(
+            "SELECT nspname, relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
+            "WHERE relispartition")
+            for schema in ([in_, None] if in_ == own else [in_])}
+
+    def _keys(self, of: str | None, primary: dict[Any, Any]) -> dict[Any, list[Any]]:
+        """Foreign keys of MySQL's tables as SQLAlchemy gives them, and into `primary` those.
+
+        SQLAlchemy reads the text of SHOW CREATE TABLE, and loses keys whose names are odd there.
+        """
+        found: dict[Any, Any] = {}
+        for table, constraint, column, schema, other, referred in self._connection.execute(sa.text(
+                "SELECT table_name, constraint_name, column_name, nullif(referenced_table_schema, "
+                "if(:of IS NULL, database(), NULL)), referenced_table_name, referenced_column_name "
+                "FROM information_schema.key_column_usage WHERE table_schema = "
+                "coalesce(:of, database()) ORDER BY ordinal_position"), {"of": of}):
+            key = found.setdefault((table, constraint, other), {
+                "referred_schema": schema, "referred_table": other,
+                "constrained_columns": [], "referred_columns": []})
+            key["constrained_columns"].append(column)
+            key["referred_columns"].append(referred)
+        foreign: dict[Any, list[Any]] = {}
+        for (table, constraint, other), key in found.items():
+            if other is not None:
+                foreign.setdefault((of, table), []).append(key)
+            elif constraint == "PRIMARY":
+                primary[of, table] = key
+        return foreign
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -241,10 +286,12 @@ class Values:
                 text = repr(values[0])
                 form = (", a time as ISO 8601, 2013-01-01 05:00:00, all with a zone or none; where "
                         "numbers are times, read a view that converts them" * (self._kind == TIME))
+                shown = text if len(text) < 80 else text[:77] + "…"
                 raise InputError(
-                    f"{self._what} is declared as {self._kind}, but has the value "
-                    f"{text if len(text) < 80 else text[:77] + '…'}; correct it{form}, or declare "
-                    "the column as what it holds") from None
+                    f"{self._what} has the value {shown}, which is of no type of numbers, times or "
+                    "text; CAST it" if self._kind is None else
+                    f"{self._what} is declared as {self._kind}, but has the value {shown}; correct "
+                    f"it{form}, or declare the column as what it holds") from None
         for value in values:  # the first that is wrong by itself is told
             self.array([value])
         raise InputError(f"{self._what} has values of different types")

@@ -176,6 +176,12 @@ class Database(AbstractContextManager["Database"], ABC):
         """A name as queries write it."""
         return self.mark + name.replace(self.mark, 2 * self.mark) + self.mark
 
+    def check_schemas(self, known: Sequence[str]) -> None:
+        """Refuse settings of schemas that there are not."""
+        if wrong := [name for name in self.settings.schemas if name not in known]:
+            raise InputError(f"plugins.relational.schemas names '{wrong[0]}', which {self.where} "
+                             f"does not have; schemas: {', '.join(known)}")
+
     @abstractmethod
     def query(self, text: str, what: str, declared: Mapping[str, Any] | None = None
               ) -> Iterator[Any]:

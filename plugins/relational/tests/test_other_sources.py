@@ -134,6 +134,21 @@ def test_keys_of_another_schema_of_duckdb_lead_to_tables_there(tmp_path):
         source = read_graph(database)
     ((part, item),) = source.edges[Relation("past.part", "item", "past.item")].chunks(9)
     assert (part.tolist(), item.tolist()) == ([0], [1])
+    with pytest.raises(InputError, match="names 'future', which .* schemas: main, past"):
+        DuckDatabase(tmp_path / "shop.duckdb", RelationalSettings(schemas=["main", "future"]))
+
+
+def test_what_a_task_gives_must_be_of_types_that_readers_know(tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("CREATE TABLE item (id int PRIMARY KEY, next int REFERENCES item(id))")
+    for query, why in (("INTERVAL 1 DAY AS time, 1", "'time' of .* type month_day_nano_interval"),
+                       ("TIME '10:00' AS time, 1", "'time' of the query of --task is such as 36"),
+                       ("TIMESTAMP '2020-01-01' AS time, {'a': 1}", "'label' of .* struct<a: ")):
+        with DuckDatabase(tmp_path / "shop.duckdb", RelationalSettings(
+                seeds=tmp_path / "seeds.parquet")) as database, pytest.raises(
+                InputError, match=why):
+            read_graph(database, f"SELECT 1 AS id, {query} AS label")
 
 
 @pytest.mark.parametrize(("kind", "value", "wrong"), [

@@ -191,6 +191,20 @@ def test_blanks_that_fill_a_key_of_fixed_width_count_for_nothing(server, tmp_pat
     source.check_seeds("land")
 
 
+def test_a_partitioned_table_is_one(server):
+    """Its parts are tables, too, and a key to it is one to each of them."""
+    server.run("CREATE SCHEMA \"in parts\"", "SET search_path TO \"in parts\"; "
+               "CREATE TABLE day (id int PRIMARY KEY, n int) PARTITION BY RANGE (id); "
+               "CREATE TABLE day1 PARTITION OF day FOR VALUES FROM (0) TO (2); "
+               "CREATE TABLE day2 PARTITION OF day FOR VALUES FROM (2) TO (9); "
+               "CREATE TABLE event (id int PRIMARY KEY, day int REFERENCES day); "
+               "INSERT INTO day VALUES (1, 2), (2, 3); INSERT INTO event VALUES (1, 2), (2, 1)")
+    source = read(server.url, schemas=["in parts"])
+    assert source.node_counts == {"day": 2, "event": 2}
+    ((event, day),) = source.edges[Relation("event", "day", "day")].chunks(9)
+    assert [*zip(event.tolist(), day.tolist())] == [(0, 1), (1, 0)]
+
+
 def test_a_time_that_python_has_not_is_one_line(server):
     server.run("CREATE SCHEMA old", "CREATE TABLE old.coin (id int PRIMARY KEY, made date, "
                "\"like\" int REFERENCES old.coin)",

@@ -94,6 +94,15 @@ def test_tables_are_node_types_and_keys_are_relations_with_reverses(tmp_path):
         read(made(tmp_path / "again.db"), missing="error")
 
 
+def test_a_column_may_have_two_foreign_keys(tmp_path):
+    source = read(made(tmp_path / "shop.db", SHOP, """
+        CREATE TABLE member (id INTEGER PRIMARY KEY REFERENCES customer REFERENCES claim
+                             REFERENCES claim(id), since DATE);
+        INSERT INTO member VALUES (3, NULL), (7, NULL)"""))
+    assert named(source, Relation("member", "id", "customer")) == [("3", "3"), ("7", "7")]
+    assert named(source, Relation("member", "id", "claim")) == [("3", "3")]
+
+
 def test_columns_become_features_by_their_types(tmp_path):
     source = read(made(tmp_path / "shop.db"), tables={"sales order": {"time": "placed"}})
     kinds = {t: {r["column"]: r["kind"] for r in records}
@@ -311,7 +320,10 @@ WRONG = [
     ("", {"tables": {"customer": {"key": ["country"]}}}, "has two rows whose key"),
     ("", {"tables": {"customer": {"features": {"nme": "text"}}}}, "has no column 'nme'"),
     ("CREATE TABLE referrer (a INTEGER REFERENCES customer, b INTEGER REFERENCES customer)", {},
-     "two relations have one name"),
+     "two relations of .* would be 'customer referrer customer'"),
+    ("CREATE TABLE badge (id INT UNIQUE, code INT UNIQUE, key INTEGER PRIMARY KEY); CREATE TABLE "
+     "owner (id INTEGER PRIMARY KEY, of INT REFERENCES badge(id) REFERENCES badge(code))", {},
+     "two relations of .* would be 'owner of badge', of foreign keys to other columns"),
     ("", {"only": ["claim"]}, "no table of .* has a foreign key to another"),
 ]
 
