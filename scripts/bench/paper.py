@@ -258,8 +258,8 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     args.out.mkdir(parents=True, exist_ok=True)
     why_none = draw(figure, shown, curves, args.out / f"{figure.name}.svg")
     text = report(figure, result, why_none)
-    (args.out / f"{figure.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / f"{figure.name}.md").write_text(text + "\n")
+    keep(args.out / f"{figure.name}.json", json.dumps(result, indent=1) + "\n")
+    keep(args.out / f"{figure.name}.md", text + "\n")
     print(text, flush=True)
     return result
 
@@ -289,10 +289,15 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None = None,
         part, WIDTH, break_long_words=False, break_on_hyphens=False) for part in parts)
 
 
+def results_in(directory: Path) -> Rows:
+    """Those of all figures that a directory has."""
+    files = (directory / f"{figure.name}.json" for figure in FIGURES)
+    return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
 def page(directory: Path) -> str:
     """All figures of a directory on one page."""
-    files = (directory / f"{figure.name}.json" for figure in FIGURES)
-    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    results = results_in(directory)
     return "\n\n".join([PAGE, index(results, link=False), *(
         report(BY_NAME[r["figure"]], r, commands=False) for r in results)])
 
@@ -316,7 +321,8 @@ def chosen_figures(args: argparse.Namespace, options: argparse.ArgumentParser) -
         return list(FIGURES)
     unknown = [name for name in args.figures if name not in BY_NAME]
     if unknown or not args.figures:
-        options.error(f"there is no figure '{' '.join(unknown)}'; --list names them")
+        options.error(f"there is no figure '{' '.join(unknown)}'; --list names them" if unknown else
+                      "no figure is named; --list names them, and --all are all")
     return [BY_NAME[name] for name in args.figures]
 
 
@@ -328,9 +334,10 @@ def main() -> None:
     options.add_argument("--dry-run", action="store_true", help="say what would be run")
     options.add_argument("--out", type=Path, metavar="DIR", default=Path("paper-results"),
                          help="where results go (default: paper-results)")
-    options.add_argument("--again", action="store_true", help="measure what DIR/measured has, too")
-    options.add_argument("--kept", action="store_true", help="measure nothing: show what "
-                         "DIR/measured has, and list the rest as missing")
+    either = options.add_mutually_exclusive_group()
+    either.add_argument("--again", action="store_true", help="measure what DIR/measured has, too")
+    either.add_argument("--kept", action="store_true", help="measure nothing: show what "
+                        "DIR/measured has, and list the rest as missing")
     options.add_argument("--page", type=Path, metavar="FILE",
                          help="also write all figures of DIR on one page")
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
@@ -354,10 +361,9 @@ def main() -> None:
             seconds, result = timed(lambda one=figure: make(one, runner, args))
             progress(f"{figure.name}: {seconds:.0f} s, {at} of {len(figures)} figures")
             results.append({**result, "seconds": seconds})
-            (args.out / "README.md").write_text(index(
-                json.loads(file.read_text()) for file in sorted(args.out.glob("*-*.json"))) + "\n")
+            keep(args.out / "README.md", index(results_in(args.out)) + "\n")
     if args.page and not args.dry_run:
-        args.page.write_text(page(args.out) + "\n")
+        keep(args.page, page(args.out) + "\n")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -69,18 +69,21 @@ def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed
 
 def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
     """What is measured is kept; a page shows it, and lists what is not."""
-    said = []
+    said, pages = [], tmp_path / "pages" / "page.md"
+    (tmp_path / "of-mine.json").write_text("[]")
     for options in (("--quick", "heta-example"), ("--quick", "heta-example"),
                     ("--quick", "--again", "heta-example"),
                     ("--quick", "--kept", "heta-example", "heta-fig4")):
-        done = paper(*options, "--out", tmp_path, "--page", tmp_path / "page.md")
+        done = paper(*options, "--out", tmp_path, "--page", pages)
         assert done.returncode == 0, done.stderr
         said.append("measured before, at commit" in done.stderr)
     assert said == [False, True, False, True]
-    first, second = (tmp_path / "page.md").read_text().split("## heta-fig4")
+    first, second = pages.read_text().split("## heta-fig4")
     assert "DistDGL METIS" in first
     assert "not measured" not in first
     assert "not measured" in second
+    refused = paper("heta-example", "--kept", "--again", "--out", tmp_path)
+    assert "--again: not allowed with" in refused.stderr
 
 
 def test_every_figure_says_what_it_runs_or_why_it_cannot() -> None:

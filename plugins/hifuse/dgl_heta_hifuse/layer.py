@@ -246,7 +246,7 @@ def _is_known(layer: HGNNLayer) -> bool:
     if isinstance(layer.cross, CrossSoftmax):
         return isinstance(layer, HGTLayer) and all(
             getattr(kind, name) is getattr(HGTLayer, name)
-            for name in ("score_all", "attend_all", "skipped")) and all(
+            for name in ("score_all", "attend_all", "attend_across", "skipped")) and all(
             is_linear(linear) and linear.bias is not None
             for linears in (layer.keys, layer.values, layer.queries) for linear in linears.values())
     return layer.cross.op in ("sum", "mean") and kind.aggregate_all in AGGREGATE

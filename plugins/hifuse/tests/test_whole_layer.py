@@ -55,10 +55,19 @@ class OneByOne(RGCNLayer):
         return out
 
 
+class OwnAttention(HGTLayer):
+    """Its sums are taken in another way than HGT's."""
+
+    def attend_across(self, relations: Any) -> tuple[Tensor, Tensor]:
+        sums, top = super().attend_across(relations)
+        return torch.cat([2 * sums[:, :self.width], sums[:, self.width:]], 1), top
+
+
 AT_ONCE["rgcn, of types"] = (OtherUpdate, {})
 APART: dict[str, tuple[type[HGNNLayer], dict[str, Any]]] = {
     "maxima": (RGCNLayer, {"aggregate": "max"}), "largest relation": (RGCNLayer, {"reduce": "max"}),
-    "han": (HANLayer, {}), "one by one": (OneByOne, {})}
+    "han": (HANLayer, {}), "one by one": (OneByOne, {}),
+    "own attention": (OwnAttention, {})}
 
 
 @pytest.fixture(autouse=True)
