@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.errors import InputError
 from dgl_heta.nn.gradient_hub import array_of, differentiable_once, done, opened
 from dgl_heta.nn.messages import check_shape, check_sources, dot
 from dgl_heta.sampling.blocks import InEdges
@@ -48,7 +49,8 @@ def attend_across(edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
     Raises
     ------
     InputError
-        A shape does not fit, or an edge starts at a row that is not there.
+        A shape does not fit, biases are given with keys and values, or an edge starts at a row that
+        is not there.
     """
     _, heads, width = queries.shape
     numbers = [torch.arange(at.start, at.stop) if isinstance(at, slice) else at for at in rows]
@@ -62,6 +64,8 @@ def attend_across(edges: Sequence[InEdges], rows: Sequence[Tensor | slice],
         check_shape("numbers of rows", at, (len(csc.indptr) - 1,))
         if len(at):
             check_sources(at, queries)
+    if biases is not None and not shared:
+        raise InputError("biases go with states, and keys and values are given")
     if biases is None:
         biases = queries.new_zeros((len(edges), 2, heads, width))
     check_shape("weights of scores", to_scores, (len(edges), heads, width, inner))

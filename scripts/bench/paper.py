@@ -128,6 +128,7 @@ class Runner:
         if program == "dgl-heta":
             return run_child([*CLI, *rest, "--json"], what).result
         file = self._temp / "result.json"
+        file.unlink(missing_ok=True)  # of the command before
         quick = ["--quick"] * self._args.quick
         if program.endswith(".py"):
             script = [sys.executable, str(BENCH / program), *rest, *quick, "--json", str(file)]

@@ -50,14 +50,15 @@ class Relational(Reader):
             return read_graph(database, options.get("task"))
 
     def _open(self, path: Any) -> Database:
-        if isinstance(path, str) and not path.startswith("duckdb:"):
-            from dgl_heta_relational.sql import SqlDatabase
-
-            return SqlDatabase(path, self.settings)
         from dgl_heta_relational.duck import DuckDatabase
 
-        return DuckDatabase(Path(path.partition(":///")[2]) if isinstance(path, str) else path,
-                            self.settings)
+        if isinstance(path, str):
+            from dgl_heta_relational.sql import SqlDatabase, parsed_url
+
+            if not path.startswith("duckdb:"):
+                return SqlDatabase(path, self.settings)
+            path = Path(parsed_url(path).database or "")
+        return DuckDatabase(path, self.settings)
 
 
 @hookimpl

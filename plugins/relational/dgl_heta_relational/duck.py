@@ -20,9 +20,6 @@ class DuckDatabase(Database):
     files, which are views to DuckDB."""
 
     def __init__(self, path: Path, settings: RelationalSettings) -> None:
-        if not path.exists():
-            raise InputError(f"there is no database '{path}'; after duckdb:/// comes the path of a "
-                             "file")
         self.settings = directory_settings(path, settings) if path.is_dir() else settings
         self._files = parquet_files(path) if path.is_dir() else []
         self.name = path.resolve().stem

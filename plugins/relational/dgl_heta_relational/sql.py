@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +34,7 @@ _FETCHED = 1 << 11
 """Rows that are rows of Python at a time: of many more, its collector of garbage takes half."""
 _CHAR = 1042
 """PostgreSQL's number of the type CHAR(n), whose blanks at the end count for nothing."""
-_SECRET = re.compile("pass(?!file)|pwd|secret|token", re.IGNORECASE)
+_SECRET = re.compile(r"(pass(?!file)|pwd|secret|token)\w*\s*=", re.IGNORECASE)
 
 
 class SqlDatabase(Database):
@@ -44,7 +45,7 @@ class SqlDatabase(Database):
     """
 
     def __init__(self, url: str, settings: RelationalSettings) -> None:
-        parsed, self.settings = _parsed(url), settings
+        parsed, self.settings = parsed_url(url), settings
         backend = parsed.get_backend_name()
         kind = backend.replace("mariadb", "mysql")
         self.where = sa.URL.create(backend, host=parsed.host, port=parsed.port,
@@ -226,20 +227,26 @@ class SqlDatabase(Database):
                              f"dgl-heta-relational[{kind}]") from None
 
 
-def _parsed(url: str) -> sa.URL:
+def parsed_url(url: str) -> sa.URL:
     """A URL without a password; its file, if it is one, is there."""
+    secret = InputError("the URL of the database has a password in it, which would come into logs "
+                        f"and stores; set the environment variable {PASSWORD}, or what the driver "
+                        "reads (PostgreSQL: ~/.pgpass)")
+    if _SECRET.search(unquote(url)):
+        raise secret
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
         raise InputError("the URL of the database cannot be read; it must be written as "
                          "sqlite:///FILE or postgresql://USER@HOST/DATABASE") from None
-    if parsed.password is not None or any(_SECRET.search(name) for name in parsed.query):
-        raise InputError("the URL of the database has a password in it, which would come into "
-                         f"logs and stores; set the environment variable {PASSWORD}, or what the "
-                         "driver reads (PostgreSQL: ~/.pgpass)")
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
-        raise InputError(f"there is no database '{parsed.database or ''}'; after sqlite:/// comes "
-                         "the path of a file")
+    if parsed.password is not None:
+        raise secret
+    kind, file = parsed.get_backend_name(), parsed.database or ""
+    if kind in ("sqlite", "duckdb") and not Path(file).is_file():
+        raise InputError(f"there is no database '{file}'; after {kind}:/// comes the path of a "
+                         "file")
+    if kind == "duckdb" and parsed.query:
+        raise InputError("a URL of DuckDB has no options; it must be written as duckdb:///FILE")
     return parsed
 
 

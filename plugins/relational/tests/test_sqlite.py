@@ -376,7 +376,9 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path, monkeypatch, url):
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:hush@host/db",
-                                 "postgresql://host/db?password=hush", "mysql://me:hush@host/db"])
+                                 "postgresql://host/db?password=hush", "mysql://me:hush@host/db",
+                                 "duckdb:///shop.db?motherduck_token=hush",
+                                 "postgresql://host/dbname=db%20password=hush"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(url, tmp_path, heta):
     shown = heta("partition", url, "--out", str(tmp_path / "out"))
     assert shown.status == 2
