@@ -88,8 +88,7 @@ class Moments:
     def keys(self, ntype: str, ids: np.ndarray) -> np.ndarray:
         """Some pairs as numbers that all batches of the graph have for them, int64: times
         :data:`KEYED` + node. For fewer nodes of a type than that, and 272 years about 1970."""
-        places, nodes = self._split(ntype, ids)
-        return nodes + KEYED * self.times[places]
+        return self.pairs(ntype, ids) @ np.array([1, KEYED])
 
     def seen(self, relation: Relation, csc: CSC, times: np.ndarray | None, ids: np.ndarray,
              key: np.uint64) -> dict[str, Any]:
@@ -168,24 +167,20 @@ class TimedRows(NodeRows):
         return len(ids)
 
     def reserve(self, extra: int) -> None:
-        most = self.size + extra
-        if most > len(self.buffer):
-            grown = np.empty(max(most, 2 * len(self.buffer)), np.int64)
-            grown[:self.size] = self.ids()
-            self.buffer = grown
-        if 2 * most > len(self._table):
-            self._table = np.empty(1 << (2 * most).bit_length(), np.int32)
+        self._hidden = 2 * (self.size + extra)  # all of them
+        super().reserve(extra)
+        if self._hidden > len(self._table):
+            self._table = np.empty(1 << self._hidden.bit_length(), np.int32)
             self.take_back(self.size)
 
     def add(self, ids: np.ndarray, findable: bool = True) -> None:
         self.reserve(len(ids))
         if findable:
-            self.size = find_rows(ids, np.empty(len(ids), np.int32), self._table, self.buffer,
-                                  self.size, True, True)
+            self.size = find_rows(ids, np.empty(len(ids), np.int32), self._table,
+                                  self.buffer, self.size, True, True)
         else:
-            self._found_from = self.size + len(ids)
-            self.buffer[self.size:self._found_from] = ids
-            self.size = self._found_from
+            self.buffer[self.size:self.size + len(ids)] = ids
+            self.size = self._found_from = self.size + len(ids)
 
     def take_back(self, size: int) -> None:
         found = self.buffer[self._found_from:size].copy()

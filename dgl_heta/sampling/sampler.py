@@ -40,14 +40,15 @@ Deliver = Callable[[Mapping[str, np.ndarray], Mapping[str, Sequence[int]]],
 what each worker of the group sends this one, in rank order. Every worker calls it alike."""
 
 
-class _Draws(NamedTuple):
-    """What the draws of a batch follow from, besides its rows; as of
-    :meth:`NeighborSampler.sample`."""
+class _Call(NamedTuple):
+    """How a batch is sampled, as :meth:`NeighborSampler.sample` was told."""
 
     step: int
     moments: Moments
     without: Mapping[Relation, np.ndarray] = {}
     excluded: Mapping[Relation, np.ndarray] = {}
+    deliver: Deliver | None = None
+    agree: Agree | None = None
 
 
 class NeighborSampler:
@@ -173,15 +174,14 @@ class NeighborSampler:
         pairs = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
                  for t in targets}
         moments, ids = self.moments(pairs)
-        draws = _Draws(step, moments, without or {}, excluded or {})
+        call = _Call(step, moments, without or {}, excluded or {}, deliver or self._deliver,
+                     agree or self._agree)
         with self._layers.borrow() as of_nodes:
-            blocks, (nodes, places, below) = self._blocks(
-                ids, shares, of_nodes, draws, deliver or self._deliver, agree or self._agree)
+            blocks, (nodes, places, below) = self._blocks(ids, shares, of_nodes, call)
         return MiniBatch(
             blocks=blocks, input_nodes=nodes, seeds=pairs,
-            own_seeds={t: pairs[t][:shares[t].own] for t in targets},
-            excluded=draws.excluded, places=places,
-            moments=moments if self.timed else None, pairs=below)
+            own_seeds={t: pairs[t][:shares[t].own] for t in targets}, excluded=call.excluded,
+            places=places, moments=moments if self.timed else None, pairs=below)
 
     def moments(self, seeds: dict[str, np.ndarray]) -> tuple[Moments, dict[str, np.ndarray]]:
         """Return the times of seeds, and the ids of these pairs, int64.
@@ -215,15 +215,13 @@ class NeighborSampler:
         with self._layers.borrow() as of_nodes:
             below = moments.rows(of_nodes)
             edges = self._layers.sample(
-                self._samples(layer, _Draws(step, moments), rows, shares, {}), below)
+                self._samples(layer, _Call(step, moments), rows, shares, {}), below)
             return edges, self._layers.nodes(below)
 
     def _blocks(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
-                of_nodes: dict[str, NodeRows], draws: _Draws, deliver: Deliver | None,
-                agree: Agree | None) -> tuple[list[Block], InputRows]:
+                of_nodes: dict[str, NodeRows], call: _Call) -> tuple[list[Block], InputRows]:
         """The blocks of some seeds' ids, and their input rows."""
-        scope, hops, moments = self.scope, self.scope.hops, draws.moments
-        blocks = []
+        scope, hops, moments, blocks = self.scope, self.scope.hops, call.moments, []
         rows = pairs = moments.rows(of_nodes)
         if self._seed_states:
             for ntype in scope.targets:
@@ -242,15 +240,14 @@ class NeighborSampler:
                 rows = moments.inputs(pairs, of_nodes)
             remote: dict[str, RemoteDestinations] = {}
             if scope.offloading is not None and layer == 1:
-                destinations, remote = self._with_remote(
-                    destinations, sharing, rows, deliver, moments)
+                destinations, remote = self._with_remote(destinations, sharing, rows, call)
             before = {t: len(table) for t, table in rows.items()}
             edges = self._layers.sample(self._samples(
-                layer, draws, destinations, sharing, remote), rows)
+                layer, call, destinations, sharing, remote), rows)
             # Sources of the first layer are nobody's destinations, so each has those of its edges.
             if not scope.replicated and layer > 1:
-                assert agree is not None
-                self._settle(rows, before, edges, agree)
+                assert call.agree is not None
+                self._settle(rows, before, edges, call.agree)
             merged = scope.merged.get(layer)
             blocks.append(Block(
                 layer=layer,
@@ -269,17 +266,16 @@ class NeighborSampler:
         return blocks[::-1], moments.once(rows, self._layers.nodes(rows), pairs)
 
     def _with_remote(self, destinations: Mapping[str, np.ndarray],
-                     sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows],
-                     deliver: Deliver | None, moments: Moments
+                     sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows], call: _Call
                      ) -> tuple[dict[str, np.ndarray], dict[str, RemoteDestinations]]:
         """Destination rows of layer 1 with those of other workers after them."""
         offloading = self.scope.offloading
         assert offloading is not None
-        assert deliver is not None
+        assert call.deliver is not None
         # Without seeds: all workers of the group have their ids anyway.
         own = {t: ids[sharing[t].total if t in sharing else 0:]
                for t, ids in destinations.items()}
-        arrived = deliver({t: own.get(t, _NONE) for t in offloading.asked}, offloading.asked)
+        arrived = call.deliver({t: own.get(t, _NONE) for t in offloading.asked}, offloading.asked)
         joined, remote = dict(destinations), {}
         for ntype in self._types:
             here = ntype in offloading.asked or ntype in offloading.asking
@@ -292,9 +288,9 @@ class NeighborSampler:
                 tuple(map(len, of_workers)),
                 tuple(len(own.get(ntype, _NONE)) if worker in offloading.asked.get(ntype, ()) else 0
                       for worker in range(len(of_workers))),
-                moments.keys(ntype, ids))
+                call.moments.keys(ntype, ids))
             if self._remote_states and len(ids):
-                rows[ntype].add(moments.nodes(ntype, ids), findable=False)
+                rows[ntype].add(call.moments.nodes(ntype, ids), findable=False)
         return {t: joined[t] for t in self._types if t in joined}, remote
 
     def _sharing(self, last: bool, destinations: Mapping[str, np.ndarray],
@@ -311,27 +307,27 @@ class NeighborSampler:
                 sharing[ntype] = shares[ntype]
         return sharing
 
-    def _samples(self, layer: int, draws: _Draws, destinations: Mapping[str, np.ndarray],
+    def _samples(self, layer: int, call: _Call, destinations: Mapping[str, np.ndarray],
                  sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations]
                  ) -> list[Sample]:
         """The samples of a layer, in the order of the block's edges."""
         samples = []
         for relation, csc in self.graph.items():
             parts = list(self._rows_of(layer, relation, destinations, sharing, remote,
-                                       draws.moments))
+                                       call.moments))
             if not parts:
                 continue
             number, given = self._order[relation], self.fanouts[layer - 1]
             # Of the step and the place, never of who samples: so any worker, and any thread,
             # samples the same neighbours.
-            key = np.uint64(hash_key(self._seed, draws.step, layer, number))
+            key = np.uint64(hash_key(self._seed, call.step, layer, number))
             fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
             left_out = self.held_out.left_out(
-                relation, draws.without.get(relation)) if self.held_out else None
+                relation, call.without.get(relation)) if self.held_out else None
             samples += [
                 Sample(relation, number, csc, start=start, chosen=chosen, fanout=fanout, key=key,
                        left_out=left_out, hubs=hubs, weights=self.weights[relation],
-                       excluded=draws.excluded.get(relation), **draws.moments.seen(
+                       excluded=call.excluded.get(relation), **call.moments.seen(
                            relation, csc, self._times[relation], ids, key))
                 for start, chosen, ids, hubs in parts]
         return samples
