@@ -114,6 +114,11 @@ class Store:
         entry = self.manifest.times.get(self.schema.check_node_type(ntype))
         return self._open(entry) if entry else None
 
+    def there(self, ntype: str, nodes: np.ndarray, time: int | None) -> np.ndarray:
+        """Which of some nodes are there at a time, bool; all without times."""
+        times = self.row_times(ntype)
+        return np.ones(len(nodes), np.bool_) if times is None else times[nodes] <= time
+
     def first_time(self) -> int | None:
         """The first time of rows that are on this machine; None where none have times."""
         known = [times[times != ALWAYS] for entry in self.manifest.times.values()
