@@ -24,10 +24,6 @@ from dgl_heta.store.structure import changed
 KEYED = 1 << 30
 
 
-InputRows = tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None, dict[str, np.ndarray]]
-"""As :meth:`Moments.once` returns them."""
-
-
 class TimeDraws(NamedTuple):
     """How edges with times are drawn.
 
@@ -54,15 +50,6 @@ class Moments:
     times: np.ndarray
     counts: Mapping[str, int]
     how: TimeDraws
-
-    @classmethod
-    def of(cls, seeds: Mapping[str, np.ndarray], counts: Mapping[str, int], how: TimeDraws
-           ) -> tuple[Moments, dict[str, np.ndarray]]:
-        """The times of seeds, int64 (n, 2) of nodes and times, and the ids of these pairs."""
-        moments = cls(np.unique(np.concatenate([pairs[:, 1] for pairs in seeds.values()])),
-                      counts, how)
-        return moments, {t: moments.ids(t, *np.ascontiguousarray(pairs.T))
-                         for t, pairs in seeds.items()}
 
     def __post_init__(self) -> None:
         self.one = len(self.times) == 1
@@ -117,12 +104,11 @@ class Moments:
         return of_nodes
 
     def once(self, inputs: Mapping[str, NodeRows], nodes: dict[str, np.ndarray],
-             rows: Mapping[str, NodeRows]) -> InputRows:
-        """The nodes of `inputs`, which `nodes` has by rows, each once; the place of each row's node
-        among them, None where that is its own; and the pairs of `rows`, the first ones, of which
-        several can be of one node."""
+             rows: Mapping[str, NodeRows]) -> dict[str, Any]:
+        """What :class:`dgl_heta.sampling.blocks.MiniBatch` says of `inputs`, of which `nodes` has
+        each row's node; the first ones are of pairs, `rows`, and several of these can be of one."""
         if self.one:
-            return nodes, None, nodes
+            return {"input_nodes": nodes, "pairs": nodes}
         unique, places = {}, {}
         for ntype, ids in nodes.items():
             first = len(rows[ntype])
@@ -131,7 +117,7 @@ class Moments:
             unique[ntype] = np.concatenate([ids[:first][kept], ids[first:]])
             places[ntype] = np.arange(len(ids)) - np.count_nonzero(~kept)
             places[ntype][:first] = (np.cumsum(kept) - 1)[own]
-        return unique, places, {t: rows[t].ids() for t in nodes}
+        return {"input_nodes": unique, "places": places, "pairs": {t: rows[t].ids() for t in nodes}}
 
 
 def from_rows(times: np.ndarray | None, rows: np.ndarray | None, indptr: np.ndarray

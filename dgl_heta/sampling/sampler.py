@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.moments import InputRows, Moments, TimeDraws, from_rows
+from dgl_heta.sampling.moments import Moments, TimeDraws, from_rows
 from dgl_heta.sampling.relation_samples import LayerSampling, OnCores, Sample
 from dgl_heta.sampling.rows import NodeRows
 from dgl_heta.sampling.sampling_kernels import hash_key
@@ -101,9 +101,7 @@ class NeighborSampler:
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
         used = set(scope.roots).union(*scope.inner.values(), *scope.on_common.values())
         if scope.offloading is not None:
-            upper = [scope.inner[layer] for layer in range(2, scope.hops + 1)]
-            used = set(scope.roots).union(*upper, scope.offloading.roots, scope.inner[1],
-                                          scope.offloading.served)
+            used.update(scope.offloading.roots, scope.offloading.served)
         # Only relations that are run: opening one maps its files.
         self.graph: dict[Relation, CSC] = {
             r: store.relation(r, pieces=r in scope.ranges or r in scope.owner)
@@ -167,21 +165,19 @@ class NeighborSampler:
         excluded : relation → positions in its CSC of edges that are drawn like others and dropped,
             ascending, int64; the same on all workers of the group.
         """
-        targets = self.scope.targets
         shares = shares or join_seeds([seeds])[1]
         # Own seeds first, then the others': rows of a batch are numbered in this order on every
         # worker, and only their order differs between workers.
         pairs = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
-                 for t in targets}
+                 for t in self.scope.targets}
         moments, ids = self.moments(pairs)
         call = _Call(step, moments, without or {}, excluded or {}, deliver or self._deliver,
                      agree or self._agree)
         with self._layers.borrow() as of_nodes:
-            blocks, (nodes, places, below) = self._blocks(ids, shares, of_nodes, call)
+            blocks, inputs = self._blocks(ids, shares, of_nodes, call)
         return MiniBatch(
-            blocks=blocks, input_nodes=nodes, seeds=pairs,
-            own_seeds={t: pairs[t][:shares[t].own] for t in targets}, excluded=call.excluded,
-            places=places, moments=moments if self.timed else None, pairs=below)
+            blocks=blocks, seeds=pairs, own_seeds={t: x[:shares[t].own] for t, x in pairs.items()},
+            excluded=call.excluded, moments=moments if self.timed else None, **inputs)
 
     def moments(self, seeds: dict[str, np.ndarray]) -> tuple[Moments, dict[str, np.ndarray]]:
         """Return the times of seeds, and the ids of these pairs, int64.
@@ -195,7 +191,12 @@ class NeighborSampler:
             if (own.ndim == 2) != self.timed:
                 raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "
                                  f"graph has {'some' if self.timed else 'none'}")
-        return Moments.of(seeds, self.counts, self._time) if self.timed else (self._one, seeds)
+        if not self.timed:
+            return self._one, seeds
+        times = np.unique(np.concatenate([pairs[:, 1] for pairs in seeds.values()]))
+        moments = Moments(times, self.counts, self._time)  # counts: of what memory has an entry for
+        return moments, {t: moments.ids(t, *np.ascontiguousarray(pairs.T))
+                         for t, pairs in seeds.items()}
 
     def hop(self, layer: int, rows: Mapping[str, np.ndarray], shares: Mapping[str, SeedShares],
             step: int, moments: Moments) -> tuple[list[RelationBlock], dict[str, np.ndarray]]:
@@ -219,17 +220,18 @@ class NeighborSampler:
             return edges, self._layers.nodes(below)
 
     def _blocks(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
-                of_nodes: dict[str, NodeRows], call: _Call) -> tuple[list[Block], InputRows]:
-        """The blocks of some seeds' ids, and their input rows."""
-        scope, hops, moments, blocks = self.scope, self.scope.hops, call.moments, []
+                of_nodes: dict[str, NodeRows], call: _Call
+                ) -> tuple[list[Block], dict[str, Any]]:
+        """The blocks of some seeds' ids, and what a batch says of their input rows."""
+        scope, moments, blocks = self.scope, call.moments, []
         rows = pairs = moments.rows(of_nodes)
         if self._seed_states:
             for ntype in scope.targets:
                 # Seeds come first in every block, so that the leading rows are those whose
                 # aggregation is partial.
                 rows[ntype].add(seeds[ntype], findable=not scope.seeds_apart)
-        for layer in range(hops, 0, -1):
-            last = layer == hops
+        for layer in range(scope.hops, 0, -1):
+            last = layer == scope.hops
             # Types without a row stay in the block: a batch need not reach every type, and
             # a group need not have a seed, but models look types up by name.
             destinations = (dict(seeds) if last else
@@ -242,8 +244,8 @@ class NeighborSampler:
             if scope.offloading is not None and layer == 1:
                 destinations, remote = self._with_remote(destinations, sharing, rows, call)
             before = {t: len(table) for t, table in rows.items()}
-            edges = self._layers.sample(self._samples(
-                layer, call, destinations, sharing, remote), rows)
+            edges = self._layers.sample(
+                self._samples(layer, call, destinations, sharing, remote), rows)
             # Sources of the first layer are nobody's destinations, so each has those of its edges.
             if not scope.replicated and layer > 1:
                 assert call.agree is not None
@@ -253,8 +255,7 @@ class NeighborSampler:
                 layer=layer,
                 num_src={t: len(rows[t]) for t in self._types if t in rows},
                 num_dst={t: len(ids) for t, ids in destinations.items()},
-                edges=edges,
-                seeds=sharing, last=last,
+                edges=edges, seeds=sharing, last=last,
                 seed_relations=scope.seed_relations if merged is None else merged,
                 inner_relations=(by_destination(scope.reaching(layer)) if merged is None
                                  else merged),
@@ -269,13 +270,13 @@ class NeighborSampler:
                      sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows], call: _Call
                      ) -> tuple[dict[str, np.ndarray], dict[str, RemoteDestinations]]:
         """Destination rows of layer 1 with those of other workers after them."""
-        offloading = self.scope.offloading
+        offloading, deliver = self.scope.offloading, call.deliver
         assert offloading is not None
-        assert call.deliver is not None
+        assert deliver is not None
         # Without seeds: all workers of the group have their ids anyway.
         own = {t: ids[sharing[t].total if t in sharing else 0:]
                for t, ids in destinations.items()}
-        arrived = call.deliver({t: own.get(t, _NONE) for t in offloading.asked}, offloading.asked)
+        arrived = deliver({t: own.get(t, _NONE) for t in offloading.asked}, offloading.asked)
         joined, remote = dict(destinations), {}
         for ntype in self._types:
             here = ntype in offloading.asked or ntype in offloading.asking
@@ -313,8 +314,7 @@ class NeighborSampler:
         """The samples of a layer, in the order of the block's edges."""
         samples = []
         for relation, csc in self.graph.items():
-            parts = list(self._rows_of(layer, relation, destinations, sharing, remote,
-                                       call.moments))
+            parts = [*self._rows_of(layer, relation, destinations, sharing, remote, call.moments)]
             if not parts:
                 continue
             number, given = self._order[relation], self.fanouts[layer - 1]
