@@ -45,6 +45,7 @@ class Moments:
     ----------
     times : of the seeds, int64, ascending, each once; any one of a graph without times.
     counts : nodes per type.
+    one : whether there is one time, so that ids are nodes.
     """
 
     times: np.ndarray
@@ -75,7 +76,8 @@ class Moments:
     def keys(self, ntype: str, ids: np.ndarray) -> np.ndarray:
         """Some pairs as numbers that all batches of the graph have for them, int64: times
         :data:`KEYED` + node. For fewer nodes of a type than that, and 272 years about 1970."""
-        return self.pairs(ntype, ids) @ np.array([1, KEYED])
+        places, nodes = self._split(ntype, ids)
+        return nodes + KEYED * self.times[places]
 
     def seen(self, relation: Relation, csc: CSC, times: np.ndarray | None, ids: np.ndarray,
              key: np.uint64) -> dict[str, Any]:
