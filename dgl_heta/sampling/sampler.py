@@ -123,13 +123,8 @@ class NeighborSampler:
         self._layers: LayerSampling = OnCores(self.counts, threads)
 
     def on(self, layers: LayerSampling) -> NeighborSampler:
-        """A sampler of the same batches, whose layers are sampled by `layers`.
-
-        Raises
-        ------
-        InputError
-            The graph has times, which only the CPU's cores sample by.
-        """
+        """A sampler of the same batches, whose layers are sampled by `layers`. Raise an
+        :class:`InputError` if the graph has times, which only the CPU's cores sample by."""
         if self.timed:
             raise InputError("the graph has times, and train.batches samples in a way that does "
                              "not go by them; use train.batches = on-demand, or pipeline")
@@ -180,13 +175,8 @@ class NeighborSampler:
             excluded=call.excluded, moments=moments if self.timed else None, **inputs)
 
     def moments(self, seeds: dict[str, np.ndarray]) -> tuple[Moments, dict[str, np.ndarray]]:
-        """Return the times of seeds, and the ids of these pairs, int64.
-
-        Raises
-        ------
-        InputError
-            They have times where the graph has none, or the other way round.
-        """
+        """Return the times of seeds, and the ids of these pairs, int64. Raise an
+        :class:`InputError` if they have times and the graph has none, or the other way round."""
         for ntype, own in seeds.items():
             if (own.ndim == 2) != self.timed:
                 raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "

@@ -235,27 +235,16 @@ class Store(StoreFiles):
         return self._not_finite
 
     def check_untimed(self, who: str) -> None:
-        """Refuse times for `who` goes by none: what is later than a seed would reach it.
-
-        Raises
-        ------
-        InputError
-            The graph has some.
-        """
+        """Raise an :class:`InputError` if the graph has times, as `who` goes by none: what is later
+        than a seed would reach it."""
         if self.manifest.timed:
             raise InputError(f"{who} by no times, but the graph in {self.directory} has some: what "
                              "is later than a prediction would reach it; use `dgl-heta train`, or "
                              "write the store without times")
 
     def check_time(self, time: int | None) -> None:
-        """Refuse predictions at no time in a graph with times, at one in another, and at one that
-        is before all data.
-
-        Raises
-        ------
-        InputError
-            They are such.
-        """
+        """Raise an :class:`InputError` for predictions at no time in a graph with times, at one in
+        another, and at one that is before all data."""
         first = self.first_time()
         if (time is None) == self.manifest.timed:
             raise InputError("the graph has times; say at which to predict, such as --time "

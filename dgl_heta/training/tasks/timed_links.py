@@ -117,13 +117,7 @@ class EdgeTimes:
         return self._counts[1] > 0
 
     def timeless(self) -> list[str]:
-        """A line where some edges have no time.
-
-        Raises
-        ------
-        InputError
-            None has.
-        """
+        """A line where some edges have no time. Raise an :class:`InputError` if none has."""
         edges, count = len(self._csc.indices), self._counts[2]
         if edges and count == edges:
             raise InputError(f"edges of '{self._relation}' have no times, so links would be seen "
@@ -135,12 +129,7 @@ class EdgeTimes:
 
 def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
     """The relations of groups with the same links with edges that a store has before their link.
-
-    Raises
-    ------
-    InputError
-        A relation has a link's edges at another time: a seed would see those of the future.
-    """
+    Raise an :class:`InputError` if one lacks the times of others: seeds would see the future."""
     found = set()
     for group in groups:
         of = {relation: EdgeTimes(store, relation) for relation in group.relations}
