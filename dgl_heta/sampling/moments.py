@@ -25,13 +25,8 @@ KEYED = 1 << 30
 
 
 class TimeDraws(NamedTuple):
-    """How edges with times are drawn.
-
-    Attributes
-    ----------
-    latest : the last ones that are there, in place of any of them.
-    strict : only what is there before a seed's time, not what begins at it.
-    """
+    """How edges with times are drawn: the `latest` ones that are there, in place of any of them;
+    with `strict` only what is there before a seed's time, not what begins at it."""
 
     latest: bool = False
     strict: bool = False
