@@ -27,15 +27,7 @@ from dgl_heta.store import Store
 from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.given_links import Links, read_links
 from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
-from dgl_heta.training.tasks.timed_links import (
-    TOLD,
-    EdgeTimes,
-    Present,
-    new_ends,
-    older_copies,
-    read_timed_links,
-    shown_early,
-)
+from dgl_heta.training.tasks.timed_links import TOLD, EdgeTimes, Present, history, read_timed_links
 from dgl_heta.training.tasks.timed_seeds import split_by_time
 
 _PIECE = 2**22  # edges
@@ -192,10 +184,8 @@ class LinkPrediction:
             find=not any(name in NONE for name in _names(self._task.reverse, schema))
         ) if self._in_graph else ([], [])
         if self._timed:
-            return HeldOut((), 0.0, from_rows=older_copies(self._store, groups)), [
-                *(note for each in self._in_graph.values() for note in each.timeless()),
-                *shown_early(self._store, [*self._in_graph], groups),
-                *new_ends(self._in_graph, self._present, self.relations, self._given)]
+            return history(self._store, self._in_graph, groups, self._present, self.relations,
+                           self._given)
         held_out = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
                         [edges for split in ("val", "test") if split in self._given
                          for _, edges in self._given[split].by_relation(self.relations)])

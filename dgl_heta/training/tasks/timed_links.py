@@ -19,7 +19,7 @@ from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import seconds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import ALWAYS
-from dgl_heta.sampling.held_out import SameLinks
+from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.same_links import MOST, NOTED, Overlap, overlaps, said
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
@@ -127,9 +127,12 @@ class EdgeTimes:
                 "there, and are predicted at none"] * bool(count)
 
 
-def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
-    """The relations of groups with the same links with edges that a store has before their link.
-    Raise an :class:`InputError` if one lacks the times of others: seeds would see the future."""
+def history(store: Store, in_graph: Mapping[Relation, EdgeTimes], groups: Sequence[SameLinks],
+            present: Mapping[str, Present], relations: Sequence[Relation],
+            given: Mapping[str, Links]) -> tuple[HeldOut, list[str]]:
+    """The relations with edges that a store has before their link, which sampling goes by rows for,
+    too; lines on what else gives links away. Raise an :class:`InputError` if one lacks the times of
+    links that it has, so that seeds would see the future."""
     found = set()
     for group in groups:
         of = {relation: EdgeTimes(store, relation) for relation in group.relations}
@@ -141,11 +144,14 @@ def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
                 f"({of[wrong[0]].dated:.0%} of its edges have one, {of[most].dated:.0%} of "
                 "those), so it would show links before they are there; write the store with its "
                 "times, or without it")
-    return found
+    return HeldOut((), 0.0, from_rows=found), [
+        *(note for each in in_graph.values() for note in each.timeless()),
+        *_shown_early(store, [*in_graph], groups),
+        *_new_ends(in_graph, present, relations, given)]
 
 
-def shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[SameLinks]
-                ) -> list[str]:
+def _shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[SameLinks]
+                 ) -> list[str]:
     """A line where relations that are in no group have some of the links, but not their times."""
     together = {relation for group in groups for relation in group.relations}
 
@@ -187,8 +193,8 @@ class Present:
         return places if self._rows is None else self._order[places]
 
 
-def new_ends(in_graph: Mapping[Relation, EdgeTimes], present: Mapping[str, Present],
-             relations: Sequence[Relation], given: Mapping[str, Links]) -> list[str]:
+def _new_ends(in_graph: Mapping[Relation, EdgeTimes], present: Mapping[str, Present],
+              relations: Sequence[Relation], given: Mapping[str, Links]) -> list[str]:
     """Lines where a destination that is new with its link is told from others by that alone."""
     notes = []
     for i, relation in enumerate(relations):
