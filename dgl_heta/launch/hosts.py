@@ -82,7 +82,7 @@ class Hosts(Supervisor):
     def short_files(self) -> list[str]:
         """Those that this machine sees: of a partition that lies on hosts alone there are none."""
         from dgl_heta.partition.directory import store_of_config
-        from dgl_heta.store.reader import short_files
+        from dgl_heta.store.store_files import short_files
 
         store = store_of_config(self.job.part_config)
         return [] if store is None else short_files(store)

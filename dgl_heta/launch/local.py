@@ -148,7 +148,7 @@ class LocalWorkers(Supervisor):
             self.meeting = None
 
     def short_files(self) -> list[str]:
-        from dgl_heta.store.reader import short_files
+        from dgl_heta.store.store_files import short_files
 
         return short_files(self.job["store"]) if "store" in self.job else []
 

@@ -56,8 +56,8 @@ class Layerwise:
                  scratch: Path, chunk: int, report: Callable[[dict[str, Any]], None],
                  time: int | None = None, strict: bool = False) -> None:
         store.check_time(time)
-        self._moments = None if time is None else Moments(
-            np.array([time]), store.schema.node_counts, TimeDraws(strict=strict))
+        self._moments = Moments(np.array([time or 0]), store.schema.node_counts,
+                                TimeDraws(strict=strict))
         self._store, self._plan, self._model, self._inputs = store, plan, model, inputs
         self._world, self._scratch, self._chunk, self._report = world, scratch, chunk, report
         (self._target,) = plan.targets
@@ -140,11 +140,10 @@ class Layerwise:
         order = {r: i for i, r in enumerate(self._store.schema.relations)}
         parts, sources = [], {ntype: [ids]}
         for relation in sorted(relations, key=order.__getitem__):
-            csc, most = self._store.relation(relation), None
-            if self._moments is not None:
-                most = self._moments.degrees(relation, csc, self._store.times(relation), ids)
-            indptr, neighbours = in_edges(relation, csc, ids,
-                                          self._store.schema.node_counts[relation.src], most)
+            csc, times = self._store.relation(relation), self._store.times(relation)
+            until = self._moments.seen(relation, csc, times, ids, np.uint64(0))["until"]
+            indptr, neighbours = in_edges(relation, csc, ids, self._store.schema.node_counts[
+                relation.src], until and until[0])
             parts.append((relation, indptr, neighbours))
         rows, edges = {}, []
         for source in {r.src for r, _, _ in parts}:

@@ -71,7 +71,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 
     def write(ids: np.ndarray, states: Tensor) -> None:
         rows = states if finish is None else finish(states)
-        known = _known(store, job, ids)
+        known = torch.from_numpy(store.there(job["ntype"], ids, job["time"]))
         wrong[0] += not_finite(rows[known])
         rows[~known] = np.nan
         out[ids] = _of_kind(rows, job["what"], job["task"])
@@ -101,7 +101,7 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
         batch = engine.sample(NodeStep(nodes), number)
         rows, ids = engine.distributed(batch)[target], batch.seeds[target]
         ids = ids if ids.ndim == 1 else ids[:, 0]
-        known = _known(store, job, ids)
+        known = torch.from_numpy(store.there(target, ids, job["time"]))
         wrong += not_finite(rows[known])
         rows[~known] = np.nan
         out[ids] = _of_kind(rows, job["what"], job["task"])
@@ -109,13 +109,6 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
             report({"event": "progress", "layer": settings.model.layers, "ntype": target,
                     "done": min(low + size, len(out)), "total": len(out)})
     return int(engine.sum_over_workers(torch.tensor([float(wrong)], dtype=torch.float64))[0])
-
-
-def _known(store: Store, job: dict[str, Any], ids: np.ndarray) -> Tensor:
-    """Which nodes there are at the time of a prediction, bool: others have none."""
-    times = None if job["time"] is None else store.row_times(job["ntype"])
-    return torch.from_numpy(np.ones(len(ids), np.bool_) if times is None
-                            else times[ids] <= job["time"])
 
 
 def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:

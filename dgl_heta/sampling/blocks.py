@@ -302,7 +302,8 @@ class MiniBatch:
     `excluded` are the edges that were left out of this batch, as :meth:`NeighborSampler.sample` was
     given them. Where seeds have times, which are beside their ids then (n, 2), a node has a row for
     each at which it is seen; `places` are, for each row of the first block's source side, that of
-    its node in `input_nodes`; `pairs` are those that `moments` has as the first of these rows.
+    its node in `input_nodes`, None where it is its own, as with one time. `pairs` are the ids in
+    `moments` of the first of these rows; `moments` is None without times.
     """
 
     blocks: list[Block]

@@ -41,30 +41,19 @@ def visible(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def find_rows(  # type: ignore[no-untyped-def]
-        ids, indptr, shifts, out, table, rows, size, grow, again=False):
+def find_rows(ids, out, table, rows, size, grow, again=False):  # type: ignore[no-untyped-def]
     """Fill `out` with the rows of ids, of which there are too many for :func:`give_rows`: `table`
     (int32, more entries than rows, a power of two) has rows by the hashes of their ids, and -1.
     Ids without a row get new ones with `grow`, else -1; with `again` others, too, and the last one
-    of an id is found. Returns how many rows there are then.
-
-    `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are meant;
-    without `indptr`, None, all are as they are.
-    """
+    of an id is found. Returns how many rows there are then."""
     mask = np.uint64(len(table) - 1)
-    node = 0
     for i in range(len(ids)):
-        wanted = np.int64(ids[i])
-        if indptr is not None:
-            while indptr[node + 1] <= i:
-                node += 1
-            wanted += shifts[node]
-        at = np.int64(mix(np.uint64(wanted)) & mask)
-        while table[at] >= 0 and rows[table[at]] != wanted:
+        at = np.int64(mix(np.uint64(ids[i])) & mask)
+        while table[at] >= 0 and rows[table[at]] != ids[i]:
             at = (at + 1) & np.int64(mask)
         if grow and (again or table[at] < 0):
             table[at] = size
-            rows[size] = wanted
+            rows[size] = ids[i]
             size += 1
         out[i] = table[at]
     return size

@@ -38,11 +38,9 @@ class NodeRows:
 
     def give(self, ids: np.ndarray, out: np.ndarray, indptr: np.ndarray, shifts: np.ndarray | None
              ) -> int:
-        """Fill `out` with the rows of ids, new ones for those that have none; room for these was
-        made. Returns their number, or BAD where one is no node.
-
-        `ids` are by the edges of some nodes, `indptr`, of each of which those plus its shift are
-        meant, if there are `shifts`.
+        """Fill `out` with the rows of nodes, new ones for those that have none; room for these was
+        made. Returns their number, or BAD where one is no node. They are by the edges of other
+        nodes, `indptr`; `shifts` of these are what ids of pairs are more by.
         """
         self.size, given = give_rows(ids, out, self.row_of, self.buffer, self.size)
         return int(given)

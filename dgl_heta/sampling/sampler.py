@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.moments import Moments, TimeDraws, TimedRows, from_rows
+from dgl_heta.sampling.moments import Moments, TimeDraws, from_rows
 from dgl_heta.sampling.relation_samples import LayerSampling, OnCores, Sample
 from dgl_heta.sampling.rows import NodeRows
 from dgl_heta.sampling.sampling_kernels import hash_key
@@ -38,6 +38,17 @@ Deliver = Callable[[Mapping[str, np.ndarray], Mapping[str, Sequence[int]]],
                    Mapping[str, Sequence[np.ndarray]]]
 """Given this worker's rows per type, and per type the workers of the group that aggregate them,
 what each worker of the group sends this one, in rank order. Every worker calls it alike."""
+
+
+class _Call(NamedTuple):
+    """How a batch is sampled, as :meth:`NeighborSampler.sample` was told."""
+
+    step: int
+    moments: Moments
+    without: Mapping[Relation, np.ndarray] = {}
+    excluded: Mapping[Relation, np.ndarray] = {}
+    deliver: Deliver | None = None
+    agree: Agree | None = None
 
 
 class NeighborSampler:
@@ -90,9 +101,7 @@ class NeighborSampler:
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
         used = set(scope.roots).union(*scope.inner.values(), *scope.on_common.values())
         if scope.offloading is not None:
-            upper = [scope.inner[layer] for layer in range(2, scope.hops + 1)]
-            used = set(scope.roots).union(*upper, scope.offloading.roots, scope.inner[1],
-                                          scope.offloading.served)
+            used.update(scope.offloading.roots, scope.offloading.served)
         # Only relations that are run: opening one maps its files.
         self.graph: dict[Relation, CSC] = {
             r: store.relation(r, pieces=r in scope.ranges or r in scope.owner)
@@ -110,16 +119,12 @@ class NeighborSampler:
                                  "another number of them in the store; make the partition again")
         types = {t for r in used for t in (r.src, r.dst)} | {*scope.targets, *scope.common}
         self.counts = {t: n for t, n in store.schema.node_counts.items() if t in types}
+        self._one = Moments(np.zeros(1, np.int64), self.counts, time)  # where there are no others
         self._layers: LayerSampling = OnCores(self.counts, threads)
 
     def on(self, layers: LayerSampling) -> NeighborSampler:
-        """A sampler of the same batches, whose layers are sampled by `layers`.
-
-        Raises
-        ------
-        InputError
-            The graph has times, which only the CPU's cores sample by.
-        """
+        """A sampler of the same batches, whose layers are sampled by `layers`. Raise an
+        :class:`InputError` if the graph has times, which only the CPU's cores sample by."""
         if self.timed:
             raise InputError("the graph has times, and train.batches samples in a way that does "
                              "not go by them; use train.batches = on-demand, or pipeline")
@@ -155,103 +160,92 @@ class NeighborSampler:
         excluded : relation → positions in its CSC of edges that are drawn like others and dropped,
             ascending, int64; the same on all workers of the group.
         """
-        targets = self.scope.targets
         shares = shares or join_seeds([seeds])[1]
         # Own seeds first, then the others': rows of a batch are numbered in this order on every
         # worker, and only their order differs between workers.
         pairs = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
-                 for t in targets}
-        moments, ordered = self.moments(pairs)
-        with self._layers.borrow() as rows:
-            batch = self._sample(ordered, shares, step, rows, without or {},
-                                 deliver or self._deliver, agree or self._agree, excluded or {},
-                                 moments)
-        return replace(batch, seeds=pairs, own_seeds={
-            t: pairs[t][:shares[t].own] for t in targets}) if self.timed else batch
+                 for t in self.scope.targets}
+        moments, ids = self.moments(pairs)
+        call = _Call(step, moments, without or {}, excluded or {}, deliver or self._deliver,
+                     agree or self._agree)
+        with self._layers.borrow() as of_nodes:
+            blocks, inputs = self._blocks(ids, shares, of_nodes, call)
+        return MiniBatch(
+            blocks=blocks, seeds=pairs, own_seeds={t: x[:shares[t].own] for t, x in pairs.items()},
+            excluded=call.excluded, moments=moments if self.timed else None, **inputs)
 
-    def moments(self, seeds: dict[str, np.ndarray]
-                ) -> tuple[Moments | None, dict[str, np.ndarray]]:
-        """Return the times of seeds, and what stands for the seeds, int64: without times, None and
-        their nodes.
-
-        Raises
-        ------
-        InputError
-            They have times where the graph has none, or the other way round.
-        """
+    def moments(self, seeds: dict[str, np.ndarray]) -> tuple[Moments, dict[str, np.ndarray]]:
+        """Return the times of seeds, and the ids of these pairs, int64. Raise an
+        :class:`InputError` if they have times and the graph has none, or the other way round."""
         for ntype, own in seeds.items():
             if (own.ndim == 2) != self.timed:
                 raise InputError(f"seeds of '{ntype}' have {'no ' * self.timed}times, but the "
                                  f"graph has {'some' if self.timed else 'none'}")
-        return Moments.of(seeds, self.counts, self._time) if self.timed else (None, seeds)
+        if not self.timed:
+            return self._one, seeds
+        times = np.unique(np.concatenate([pairs[:, 1] for pairs in seeds.values()]))
+        moments = Moments(times, self.counts, self._time)  # counts: of what memory has an entry for
+        return moments, {t: moments.ids(t, *np.ascontiguousarray(pairs.T))
+                         for t, pairs in seeds.items()}
 
     def hop(self, layer: int, rows: Mapping[str, np.ndarray], shares: Mapping[str, SeedShares],
-            step: int, moments: Moments | None = None
-            ) -> tuple[list[RelationBlock], dict[str, np.ndarray]]:
+            step: int, moments: Moments) -> tuple[list[RelationBlock], dict[str, np.ndarray]]:
         """Sample the in-edges of some rows at a layer by themselves, where relations are
         replicated; the draws are those of :meth:`sample`.
 
         Parameters
         ----------
-        rows : node type → node of each row, int64; with `moments`, numbers of pairs.
+        rows : node type → the id of each row, int64.
         shares : target type → how the leading rows are shared, where these are the seeds.
         moments : of all seeds, as :meth:`moments` returns them.
 
         Returns
         -------
-        The edges, and per node type what stands for each row that their `indices` name, unique.
+        The edges, and per node type the id of each row that their `indices` name, unique.
         """
         with self._layers.borrow() as of_nodes:
-            below: Mapping[str, Any] = of_nodes if moments is None else {
-                t: TimedRows() for t in of_nodes}
+            below = moments.rows(of_nodes)
             edges = self._layers.sample(
-                self._samples(layer, step, rows, shares, {}, {}, {}, moments), below)
+                self._samples(layer, _Call(step, moments), rows, shares, {}), below)
             return edges, self._layers.nodes(below)
 
-    def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
-                step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
-                deliver: Deliver | None, agree: Agree | None,
-                excluded: Mapping[Relation, np.ndarray], moments: Moments | None) -> MiniBatch:
-        scope, hops = self.scope, self.scope.hops
-        blocks = []
-        of_nodes = pairs = rows
-        if moments is not None:
-            rows = pairs = {t: TimedRows() for t in of_nodes}  # type: ignore[assignment]
+    def _blocks(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
+                of_nodes: dict[str, NodeRows], call: _Call
+                ) -> tuple[list[Block], dict[str, Any]]:
+        """The blocks of some seeds' ids, and what a batch says of their input rows."""
+        scope, moments, blocks = self.scope, call.moments, []
+        rows = pairs = moments.rows(of_nodes)
         if self._seed_states:
             for ntype in scope.targets:
                 # Seeds come first in every block, so that the leading rows are those whose
                 # aggregation is partial.
                 rows[ntype].add(seeds[ntype], findable=not scope.seeds_apart)
-        for layer in range(hops, 0, -1):
-            last = layer == hops
+        for layer in range(scope.hops, 0, -1):
+            last = layer == scope.hops
             # Types without a row stay in the block: a batch need not reach every type, and
             # a group need not have a seed, but models look types up by name.
             destinations = (dict(seeds) if last else
                             {t: table.ids() for t, table in rows.items()})
             destinations = {t: destinations[t] for t in self._types if t in destinations}
             sharing = self._sharing(last, destinations, shares)
-            if moments is not None and layer == 1:  # sources are read from here on, at no time
-                for ntype, table in of_nodes.items():
-                    table.add(moments.nodes(ntype, rows[ntype].ids()))
-                rows = of_nodes
+            if layer == 1:
+                rows = moments.inputs(pairs, of_nodes)
             remote: dict[str, RemoteDestinations] = {}
             if scope.offloading is not None and layer == 1:
-                destinations, remote = self._with_remote(
-                    destinations, sharing, rows, deliver, moments)
+                destinations, remote = self._with_remote(destinations, sharing, rows, call)
             before = {t: len(table) for t, table in rows.items()}
-            edges = self._layers.sample(self._samples(
-                layer, step, destinations, sharing, without, remote, excluded, moments), rows)
+            edges = self._layers.sample(
+                self._samples(layer, call, destinations, sharing, remote), rows)
             # Sources of the first layer are nobody's destinations, so each has those of its edges.
             if not scope.replicated and layer > 1:
-                assert agree is not None
-                self._settle(rows, before, edges, agree)
+                assert call.agree is not None
+                self._settle(rows, before, edges, call.agree)
             merged = scope.merged.get(layer)
             blocks.append(Block(
                 layer=layer,
                 num_src={t: len(rows[t]) for t in self._types if t in rows},
                 num_dst={t: len(ids) for t, ids in destinations.items()},
-                edges=edges,
-                seeds=sharing, last=last,
+                edges=edges, seeds=sharing, last=last,
                 seed_relations=scope.seed_relations if merged is None else merged,
                 inner_relations=(by_destination(scope.reaching(layer)) if merged is None
                                  else merged),
@@ -260,25 +254,13 @@ class NeighborSampler:
                 remote=remote, remote_states=self._remote_states,
             ))
         rows = {t: rows[t] for t in self._types if t in rows}
-        nodes, places = (self._layers.nodes(rows), None) if moments is None else moments.once(
-            rows, pairs)
-        return MiniBatch(
-            blocks=blocks[::-1],
-            input_nodes=nodes,
-            seeds=seeds,
-            own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
-            excluded=excluded,
-            places=places,
-            moments=moments,
-            pairs={} if moments is None else {t: pairs[t].ids() for t in rows},
-        )
+        return blocks[::-1], moments.once(rows, self._layers.nodes(rows), pairs)
 
     def _with_remote(self, destinations: Mapping[str, np.ndarray],
-                     sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows],
-                     deliver: Deliver | None, moments: Moments | None
+                     sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows], call: _Call
                      ) -> tuple[dict[str, np.ndarray], dict[str, RemoteDestinations]]:
         """Destination rows of layer 1 with those of other workers after them."""
-        offloading = self.scope.offloading
+        offloading, deliver = self.scope.offloading, call.deliver
         assert offloading is not None
         assert deliver is not None
         # Without seeds: all workers of the group have their ids anyway.
@@ -297,10 +279,9 @@ class NeighborSampler:
                 tuple(map(len, of_workers)),
                 tuple(len(own.get(ntype, _NONE)) if worker in offloading.asked.get(ntype, ()) else 0
                       for worker in range(len(of_workers))),
-                ids if moments is None else moments.keys(ntype, ids))
+                call.moments.keys(ntype, ids))
             if self._remote_states and len(ids):
-                rows[ntype].add(ids if moments is None else moments.nodes(ntype, ids),
-                                findable=False)
+                rows[ntype].add(call.moments.nodes(ntype, ids), findable=False)
         return {t: joined[t] for t in self._types if t in joined}, remote
 
     def _sharing(self, last: bool, destinations: Mapping[str, np.ndarray],
@@ -317,95 +298,64 @@ class NeighborSampler:
                 sharing[ntype] = shares[ntype]
         return sharing
 
-    def _rows_of(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
-                 sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations],
-                 moments: Moments | None) -> Iterator[tuple[int, Tensor | None, np.ndarray]]:
-        """Destination rows that `relation` is run for at `layer`: start, rows if chosen, ids."""
-        ids = destinations.get(relation.dst, _NONE)
-        nodes = ids if moments is None else moments.nodes(relation.dst, ids)
-        if not len(ids) and not self._together:
-            return
-        if self.scope.replicated:
-            received = remote[relation.dst].total if relation.dst in remote else 0
-            for low, high in self._ranges(layer, relation, len(ids) - received, sharing):
-                yield low, None, ids[low:high]
-            if (received or relation.dst in remote) and relation in self._served:
-                yield len(ids) - received, None, ids[len(ids) - received:]
-        elif relation in self.scope.on_common[layer]:
-            if relation in self.scope.ranges:
-                low, high = self.scope.ranges[relation]
-                chosen = np.flatnonzero((nodes >= low) & (nodes < high))
-                yield 0, torch.from_numpy(chosen), ids[chosen]
-            elif relation in self.scope.owner:
-                owned = self.scope.owner[relation][nodes] == self.scope.part
-                if relation in self.scope.hubs:
-                    # Hubs' in-edges are in pieces, so their rows follow below, on all workers.
-                    owned[self.scope.hubs[relation].find(nodes, ids)[0]] = False
-                chosen = np.flatnonzero(owned)
-                yield 0, torch.from_numpy(chosen), ids[chosen]
-            else:
-                yield 0, None, ids
-
-    def _ranges(self, layer: int, relation: Relation, rows: int,
-                sharing: Mapping[str, SeedShares]) -> list[tuple[int, int]]:
-        """Destination rows that `relation` is run for at `layer`, as half-open ranges."""
-        shares = sharing.get(relation.dst)
-        seeds = shares.total if shares else 0
-        ranges: list[tuple[int, int]] = []
-        roots = self.scope.roots_at(layer)
-        if shares and relation in roots:
-            ranges = shares.local_ranges(*roots[relation].rows(seeds)) or [(0, 0)]
-        # Where the seeds' range ends at the last seed, the other rows join it: one call of the
-        # kernel.
-        if relation in self.scope.inner[layer]:
-            if ranges and ranges[-1][1] == seeds:
-                ranges[-1] = (ranges[-1][0], rows)
-            else:
-                ranges.append((seeds, rows))
-        return ranges
-
-    def _samples(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
-               sharing: Mapping[str, SeedShares], without: Mapping[Relation, np.ndarray],
-               remote: Mapping[str, RemoteDestinations], excluded: Mapping[Relation, np.ndarray],
-               moments: Moments | None) -> list[Sample]:
-        """The samples of a layer, in the order of the block's edges.
-
-        Of destination rows whose in-edges are cut, those that are here: on all workers that have
-        the relation, in one order.
-        """
+    def _samples(self, layer: int, call: _Call, destinations: Mapping[str, np.ndarray],
+                 sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations]
+                 ) -> list[Sample]:
+        """The samples of a layer, in the order of the block's edges."""
         samples = []
-        for relation in self.graph:
-            parts: list[_Part] = [
-                (*part, None)
-                for part in self._rows_of(layer, relation, destinations, sharing, remote, moments)]
-            if relation in self.scope.hubs and relation in self.scope.on_common[layer]:
-                hubs = self.scope.hubs[relation]
-                ids = destinations.get(relation.dst, _NONE)
-                rows, at = hubs.find(
-                    ids if moments is None else moments.nodes(relation.dst, ids), ids)
-                if len(rows):
-                    parts.append((0, torch.from_numpy(rows), ids[rows], hubs.at(at)))
-            if parts:
-                samples += self._of_parts(relation, parts, layer, step, without.get(relation),
-                                        excluded.get(relation), moments)
+        for relation, csc in self.graph.items():
+            parts = [*self._rows_of(layer, relation, destinations, sharing, remote, call.moments)]
+            if not parts:
+                continue
+            number, given = self._order[relation], self.fanouts[layer - 1]
+            # Of the step and the place, never of who samples: so any worker, and any thread,
+            # samples the same neighbours.
+            key = np.uint64(hash_key(self._seed, call.step, layer, number))
+            fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
+            left_out = self.held_out.left_out(
+                relation, call.without.get(relation)) if self.held_out else None
+            samples += [
+                Sample(relation, number, csc, start=start, chosen=chosen, fanout=fanout, key=key,
+                       left_out=left_out, hubs=hubs, weights=self.weights[relation],
+                       excluded=call.excluded.get(relation), **call.moments.seen(
+                           relation, csc, self._times[relation], ids, key))
+                for start, chosen, ids, hubs in parts]
         return samples
 
-    def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
-                  without: np.ndarray | None, excluded: np.ndarray | None,
-                  moments: Moments | None) -> list[Sample]:
-        number, given = self._order[relation], self.fanouts[layer - 1]
-        # Of the step and the place, never of who samples: so any worker, and any thread, samples
-        # the same neighbours.
-        key = np.uint64(hash_key(self._seed, step, layer, number))
-        fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
-        left_out = self.held_out.left_out(relation, without) if self.held_out else None
-        csc, times = self.graph[relation], self._times[relation]
-        return [Sample(relation, number, csc, start=start, chosen=chosen, fanout=fanout, key=key,
-                       left_out=left_out, hubs=hubs, weights=self.weights[relation],
-                       excluded=excluded, **(
-                           {"nodes": ids} if moments is None else
-                           moments.seen(relation, csc, times, ids, key)))
-                for start, chosen, ids, hubs in parts]
+    def _rows_of(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
+                 sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations],
+                 moments: Moments
+                 ) -> Iterator[tuple[int, Tensor | None, np.ndarray, HubPieces | None]]:
+        """Destination rows that `relation` is run for at `layer`: start, rows if chosen, ids, and
+        of rows whose in-edges are cut, the pieces that are here. Those are the same on all workers
+        that have the relation, in one order."""
+        scope, ntype = self.scope, relation.dst
+        ids = destinations.get(ntype, _NONE)
+        if not len(ids) and not self._together:
+            return
+        if scope.replicated:
+            own = len(ids) - (remote[ntype].total if ntype in remote else 0)
+            for low, high in scope.ranges_of(layer, relation, own, sharing.get(ntype)):
+                yield low, None, ids[low:high], None
+            if ntype in remote and relation in self._served:
+                yield own, None, ids[own:], None
+        elif relation in scope.on_common[layer]:
+            nodes = moments.nodes(ntype, ids)
+            if relation in scope.ranges:
+                low, high = scope.ranges[relation]
+                chosen = np.flatnonzero((nodes >= low) & (nodes < high))
+                yield 0, torch.from_numpy(chosen), ids[chosen], None
+            elif relation in scope.owner:
+                owned = scope.owner[relation][nodes] == scope.part
+                hubs = scope.hubs.get(relation)
+                rows, at = hubs.find(nodes, ids) if hubs else (_NONE, _NONE)
+                owned[rows] = False
+                chosen = np.flatnonzero(owned)
+                yield 0, torch.from_numpy(chosen), ids[chosen], None
+                if hubs and len(rows):
+                    yield 0, torch.from_numpy(rows), ids[rows], hubs.at(at)
+            else:
+                yield 0, None, ids, None
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],
                 edges: Iterable[RelationBlock], agree: Agree) -> None:
@@ -437,4 +387,3 @@ def _check_fanouts(fanouts: Sequence[Fanout], hops: int) -> None:
 
 
 _NONE = np.empty(0, np.int64)
-_Part = tuple[int, Tensor | None, np.ndarray, HubPieces | None]  # start, rows, ids, cut ones

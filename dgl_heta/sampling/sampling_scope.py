@@ -13,6 +13,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.partition_shares import Partition, Share
 from dgl_heta.planning.plan import Plan
+from dgl_heta.sampling.seeds import SeedShares
 
 
 class HubPieces(NamedTuple):
@@ -143,6 +144,23 @@ class SamplingScope:
         if self.offloading is None or layer > 1:
             return self.inner[layer]
         return self.offloading.reaching
+
+    def ranges_of(self, layer: int, relation: Relation, rows: int, shares: SeedShares | None
+                  ) -> list[tuple[int, int]]:
+        """Destination rows, of so many, that `relation` is run for at a layer, as half-open ranges.
+        The first ones are seeds where there are `shares`."""
+        seeds, roots = shares.total if shares else 0, self.roots_at(layer)
+        ranges: list[tuple[int, int]] = []
+        if shares and relation in roots:
+            ranges = shares.local_ranges(*roots[relation].rows(seeds)) or [(0, 0)]
+        if relation in self.inner[layer]:
+            # Where the seeds' range ends at the last seed, the other rows join it: one call of the
+            # kernel.
+            if ranges and ranges[-1][1] == seeds:
+                ranges[-1] = (ranges[-1][0], rows)
+            else:
+                ranges.append((seeds, rows))
+        return ranges
 
     @classmethod
     def of(cls, plan: Plan, part: int, layers: int | None = None) -> SamplingScope:

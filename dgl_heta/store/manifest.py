@@ -263,10 +263,9 @@ class Manifest:
             kinds = [np.dtype(entry.dtype) for entry, _ in shapes]
             if kinds[0] != np.int64 or not {*kinds[1:]} <= {np.dtype(t) for t in _INDICES}:
                 raise ValueError(f"relation '{item.relation}' has files of other numbers")
-        timed: list[tuple[str | Relation, ArrayEntry, int]] = [
-            (t, entry, self.node_counts[t]) for t, entry in self.times.items()]
-        timed += [(r.relation, r.times, r.edges) for r in self.relations if r.times]
-        for kind, entry, count in timed:
+        for kind, entry, count in [
+                *((t, entry, self.node_counts[t]) for t, entry in self.times.items()),
+                *((str(r.relation), r.times, r.edges) for r in self.relations if r.times)]:
             if entry.shape != (count,) or np.dtype(entry.dtype) != np.int64:
                 raise ValueError(f"times of '{kind}' have shape {entry.shape} or are no int64")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,15 +75,11 @@ def _check_times(source: GraphSource) -> None:
     for kind, times in source.times.items():
         if kind not in counts:
             raise InputError(f"times are given for '{kind}', which is not in the graph")
+        what = kind if isinstance(kind, str) else Relation(*kind)
         if times.dtype != np.int64 or times.shape != (counts[kind],):
-            what = kind if isinstance(kind, str) else Relation(*kind)
             raise InputError(f"times of '{what}' are {times.dtype}{list(times.shape)}; they must "
                              f"be int64[{counts[kind]}], seconds since 1970 in UTC")
-        check_seconds(times, partial(_time_of, kind))
-
-
-def _time_of(kind: Any, place: int) -> str:
-    return f"time {place} of '{kind if isinstance(kind, str) else Relation(*kind)}'"
+        check_seconds(times, lambda place: f"time {place} of '{what}'")  # noqa: B023 - at once
 
 
 def _check_task(source: GraphSource, task: Task) -> None:

@@ -106,7 +106,8 @@ def test_hops_have_the_edges_of_a_batch_into_their_own_rows(store: Store) -> Non
     shares, batch = join_seeds([{"paper": seeds}])[1], sampler.sample({"paper": seeds}, step=4)
     rows: dict[str, np.ndarray] = {"paper": seeds}
     for layer in (2, 1):
-        edges, below = sampler.hop(layer, rows, shares if layer == 2 else {}, 4)
+        edges, below = sampler.hop(layer, rows, shares if layer == 2 else {}, 4,
+                                   sampler.moments(rows)[0])
         found: Counter[Edge] = Counter()
         for one in edges:
             dst, src = rows[one.relation.dst], below[one.relation.src]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.store import ArrayEntry, Manifest, RelationEntry, Store, write_store
-from dgl_heta.store.reader import short_files
+from dgl_heta.store.store_files import short_files
 from tests.support.stores import CITES, RELAXED, labelled, small
 
 # Damaged stores

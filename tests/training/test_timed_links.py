@@ -65,7 +65,7 @@ def drawn(batch: MiniBatch, ntype: str, row: int, layer: int
           ) -> Iterator[tuple[Relation, int, int]]:
     """All edges below a row, as relation, source node and destination node."""
     def node(of: str, at: int) -> int:
-        return int(batch.input_nodes[of][batch.places[of][at]])
+        return int(batch.input_nodes[of][at if batch.places is None else batch.places[of][at]])
 
     for edges in batch.blocks[layer - 1].edges if layer else ():
         if edges.relation.dst != ntype:

@@ -85,7 +85,7 @@ def test_a_run_and_its_predictions_are_the_same_whatever_comes_later(
         rows = (torch.from_numpy(np.asarray(store.array(ntype, "feat")[ids], np.float64))
                 if store.has_array(ntype, "feat") else
                 plain.features[f"of {ntype}"].weight.detach()[torch.from_numpy(ids)])
-        states[ntype] = plain.model.inputs(ntype, rows)[batch.places[ntype]]
+        states[ntype] = plain.model.inputs(ntype, rows)  # of one time, so a row is of a node
     plain.model.eval()
     with torch.no_grad():
         for layer, block in zip(plain.model.layers, batch.blocks):

@@ -170,13 +170,7 @@ class Table:
 
     def unnested(self, name: str, use: str) -> tuple[Table, np.ndarray]:
         """The table with a row for each value of a column, if that is one of lists, and the rows
-        of these, int64.
-
-        Raises
-        ------
-        InputError
-            As :meth:`columns`.
-        """
+        of these, int64. Errors are as of :meth:`columns`."""
         (column,) = self.columns([name], use)
         if sort_of(column.type) != "list":
             return self, np.arange(len(column))

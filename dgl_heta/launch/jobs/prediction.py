@@ -28,7 +28,7 @@ from dgl_heta.system.disk import new_array, sync_directory, sync_file
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
-from dgl_heta.training.tasks import make_task, resolve
+from dgl_heta.training.tasks import resolve
 from dgl_heta.training.trained_model import check_weights, read_spec
 
 KINDS = ("predictions", "probabilities", "scores", "embeddings")
@@ -80,9 +80,7 @@ class PredictionJob:
         task = resolve(settings.task, store.manifest.task, store.schema)
         moment = None if self.time is None else read_instant(self.time, "--time")
         store.check_time(moment)
-        # What a model was trained for on a table of seeds is known without the table.
-        widths = (make_task(store, settings).outputs if task.table is None
-                  else dict(spec.num_classes))
+        widths = dict(spec.num_classes)
         ntype = self._node_type(store, task, widths)
         output = self._output(store, task, ntype)
         sampled = Plan.from_json(recorded["plan"], store.schema, "of this run")
@@ -124,7 +122,8 @@ class PredictionJob:
             rows.replace(self.out)
             sync_directory(self.out.parent)
         return {"out": str(self.out), "ntype": ntype, "what": self.what, "rows": count,
-                "not_finite": done["not_finite"], "later": _later(store, ntype, moment),
+                "not_finite": done["not_finite"], "later": np.count_nonzero(
+                    ~store.there(ntype, np.arange(count), moment)),
                 "named": classes and bool(output.classes),
                 "width": 1 if classes or output.best else width, "workers": workers,
                 "seconds": time.perf_counter() - started}
@@ -201,12 +200,6 @@ def _dtype(what: str, task: TaskSettings, settings: Settings) -> np.dtype[Any]:
     if what == "predictions" and task.kind == "multilabel":
         return np.dtype(np.uint8)
     return np.dtype(settings.train.dtype)
-
-
-def _later(store: Store, ntype: str, time: int | None) -> int:
-    """How many nodes of a type there are only after a time."""
-    times = None if time is None else store.row_times(ntype)
-    return 0 if times is None else int(np.count_nonzero(times > time))
 
 
 def _recorded(run_dir: Path) -> dict[str, Any]:

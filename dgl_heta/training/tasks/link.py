@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from dgl_heta.graph.source import ALWAYS
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.link_model import Linked, decoded
 from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.moments import Moments, TimeDraws
 from dgl_heta.sampling.same_links import between, same_links
 from dgl_heta.settings import TaskSettings
 from dgl_heta.settings.sections import by_commas
@@ -26,15 +27,7 @@ from dgl_heta.store import Store
 from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.given_links import Links, read_links
 from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
-from dgl_heta.training.tasks.timed_links import (
-    TOLD,
-    EdgeTimes,
-    Present,
-    new_ends,
-    older_copies,
-    read_timed_links,
-    shown_early,
-)
+from dgl_heta.training.tasks.timed_links import TOLD, EdgeTimes, Present, history, read_timed_links
 from dgl_heta.training.tasks.timed_seeds import split_by_time
 
 _PIECE = 2**22  # edges
@@ -136,7 +129,6 @@ class LinkEnds(NamedTuple):
 
 
 
-
 class LinkPrediction:
     """Which of some destinations a source is joined to by a relation, or by several: dot product or
     DistMult (see :class:`dgl_heta.models.link_model.Linked`), MRR.
@@ -192,10 +184,8 @@ class LinkPrediction:
             find=not any(name in NONE for name in _names(self._task.reverse, schema))
         ) if self._in_graph else ([], [])
         if self._timed:
-            return HeldOut((), 0.0, from_rows=older_copies(self._store, groups)), [
-                *(note for each in self._in_graph.values() for note in each.timeless()),
-                *shown_early(self._store, [*self._in_graph], groups),
-                *new_ends(self._in_graph, self._present, self.relations, self._given)]
+            return history(self._store, self._in_graph, groups, self._present, self.relations,
+                           self._given)
         held_out = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
                         [edges for split in ("val", "test") if split in self._given
                          for _, edges in self._given[split].by_relation(self.relations)])
@@ -279,27 +269,26 @@ class LinkPrediction:
                 for low in range(0, len(positions), size)]
 
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
-        links, negatives = self._share(step, worker, workers)
-        seeds, instants = self._seeds(links, negatives), np.unique(links.times)
-        if not self._timed:
-            return seeds
-        return {t: np.stack([seen % self._counts[t], instants[seen // self._counts[t]]], 1)
-                for t, seen in seeds.items()}
+        moments, ids, _ = self._ids(*self._share(step, worker, workers))
+        return {t: moments.pairs(t, own) for t, own in ids.items()} if self._timed else ids
 
-    def _seeds(self, links: Links, negatives: np.ndarray) -> dict[str, np.ndarray]:
-        """The ends of some links and negatives, numbered by :meth:`_seen`, ascending."""
-        seen_of: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
-        for src, dst, own in self._by_types(links):
-            seen_of[src].append(self._seen(src, links.sources, links, own))
-            seen_of[dst] += [self._seen(dst, ends, links, own).ravel()
-                             for ends in (links.destinations[:, None], negatives)]
-        return {t: np.unique(np.concatenate(parts)) for t, parts in seen_of.items()}
-
-    def _seen(self, ntype: str, nodes: np.ndarray, links: Links, own: np.ndarray) -> np.ndarray:
-        """Numbers of nodes (links, …) of `own` links at their times: place of the time among those
-        of `links` × nodes of the type + node."""
-        places = np.searchsorted(np.unique(links.times), links.times[own])
-        return nodes[own] + self._counts[ntype] * places.reshape(-1, *[1] * (nodes.ndim - 1))
+    def _ids(self, links: Links, negatives: np.ndarray) -> tuple[
+            Moments, dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+        """The moments of some links; the ids there of their ends and negatives, ascending; for each
+        pair of node types, maybe none, the positions of its links, and the ids of their sources and
+        of their destinations beside negatives (links, 1 + negatives)."""
+        moments = Moments(np.unique(links.times), self._counts, TimeDraws())
+        ends = np.column_stack([links.destinations, negatives])
+        ids_of: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
+        found = []
+        for i, (src, dst) in enumerate(self._types):
+            own = np.flatnonzero(self._type_of[links.places] == i)
+            times = links.times[own]
+            found.append((own, moments.ids(src, links.sources[own], times),
+                          moments.ids(dst, ends[own], times[:, None])))
+            ids_of[src].append(found[-1][1])
+            ids_of[dst].append(found[-1][2].ravel())
+        return moments, {t: np.unique(np.concatenate(ids)) for t, ids in ids_of.items()}, found
 
     def without(self, step: Step) -> Mapping[Relation, np.ndarray] | None:
         assert isinstance(step, LinkStep)
@@ -350,12 +339,12 @@ class LinkPrediction:
     def ends(self, step: Step, worker: int, workers: int, device: torch.device) -> list[LinkEnds]:
         """A worker's links of a step, on a device, for each pair of node types that are joined."""
         links, negatives = self._share(step, worker, workers)
-        seeds, found = self._seeds(links, negatives), []
-        for src, dst, own in self._by_types(links):
-            places = (links.places[own], *(
-                np.searchsorted(seeds[ntype], self._seen(ntype, nodes, links, own))
-                for ntype, nodes in ((src, links.sources), (dst, links.destinations),
-                                     (dst, negatives))))
+        _, seeds, by_types = self._ids(links, negatives)
+        found = []
+        for (src, dst), (own, sources, others) in zip(self._types, by_types):
+            others = np.searchsorted(seeds[dst], others)
+            places = (links.places[own], np.searchsorted(seeds[src], sources), others[:, 0],
+                      others[:, 1:])
             found.append(LinkEnds(src, dst, *(move(torch.from_numpy(x), device) for x in places)))
         return found
 
@@ -385,8 +374,3 @@ class LinkPrediction:
             links.sources[own], links.destinations[own], links.times[own] = self._in_graph[
                 self.relations[i]].at(positions[own] - self._starts[i])
         return links
-
-    def _by_types(self, links: Links) -> Iterator[tuple[str, str, np.ndarray]]:
-        """The node types that relations join, with the positions of their links, maybe none."""
-        for i, (src, dst) in enumerate(self._types):
-            yield src, dst, np.flatnonzero(self._type_of[links.places] == i)

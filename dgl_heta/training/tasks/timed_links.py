@@ -7,7 +7,7 @@ they are; samplers go by the row, too, where a relation has such links.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import seconds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import ALWAYS
-from dgl_heta.sampling.held_out import SameLinks
+from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.same_links import MOST, NOTED, Overlap, overlaps, said
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
@@ -71,42 +71,18 @@ class EdgeTimes:
         self._csc, self._times = store.relation(relation), store.times(relation)
         self._rows = [store.row_times(t) for t in (relation.src, relation.dst)]
 
-    @cached_property
-    def dated(self) -> float:
-        """The share of edges that are later than the rows of their ends."""
-        later = sum(int((stored > rows).sum()) for rows, stored in self._pieces())
-        return later / max(len(self._csc.indices), 1)
-
-    def lacks(self, other: EdgeTimes) -> bool:
-        """Return whether edges have no times where those of another relation have some."""
-        return self.dated < other.dated - NOTED * (self.dated > 0)
-
-    def older(self) -> bool:
-        """Return whether an edge is sampled before its destination's row is there."""
-        return any((stored < rows).any() for rows, stored in self._pieces())
-
-    def timeless(self) -> list[str]:
-        """A line where some edges have no time.
-
-        Raises
-        ------
-        InputError
-            None has.
-        """
-        edges = len(self._csc.indices)
-        count = sum(int((np.maximum(rows, stored) == ALWAYS).sum())
-                    for rows, stored in self._pieces())
-        if edges and count == edges:
-            raise InputError(f"edges of '{self._relation}' have no times, so links would be seen "
-                             "before they are there; write the store with their times, or without "
-                             "them, and predict links of a table (task.table)")
-        return [f"{count:,} of {edges:,} edges of '{self._relation}' have no time: they are always "
-                "there, and are predicted at none"] * bool(count)
+    def _look(self, positions: np.ndarray
+              ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
+        """The ends of some edges, the latest times of the ends' rows, and the store's times."""
+        ends = edge_ends(self._relation, self._csc, positions, self._store.schema.node_counts)
+        none = np.full(len(positions), ALWAYS)
+        rows = np.max([none, *(times[nodes] for times, nodes in zip(self._rows, ends)
+                               if times is not None)], 0)
+        return ends, rows, none if self._times is None else np.asarray(self._times[positions])
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sources, destinations and times of some edges, int64; :data:`ALWAYS` for no time."""
-        ends = edge_ends(self._relation, self._csc, positions, self._store.schema.node_counts)
-        rows, stored = self._at(positions, ends)
+        ends, rows, stored = self._look(positions)
         return *ends, np.maximum(rows, stored)
 
     def some(self) -> Links:
@@ -116,30 +92,47 @@ class EdgeTimes:
                   np.random.default_rng(0).integers(0, edges, MOST))
         return Links(np.zeros(len(chosen), np.int64), *self.at(chosen))
 
-    def _pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of some edges after the other the times of the ends' rows, and those of the store."""
-        edges = len(self._csc.indices)
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many edges are later than the rows of their ends, how many the store has from before
+        these, and how many have no time."""
+        edges, counts = len(self._csc.indices), np.zeros(3, np.int64)
         for low in range(0, edges, _PIECE):
-            positions = np.arange(low, min(low + _PIECE, edges))
-            yield self._at(positions, edge_ends(
-                self._relation, self._csc, positions, self._store.schema.node_counts))
+            _, rows, stored = self._look(np.arange(low, min(low + _PIECE, edges)))
+            counts += [np.count_nonzero(x) for x in (
+                stored > rows, stored < rows, np.maximum(rows, stored) == ALWAYS)]
+        return counts.tolist()
 
-    def _at(self, positions: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
-            ) -> tuple[np.ndarray, np.ndarray]:
-        none = np.full(len(positions), ALWAYS)
-        rows = np.max([none, *(times[nodes] for times, nodes in zip(self._rows, ends)
-                               if times is not None)], 0)
-        return rows, none if self._times is None else np.asarray(self._times[positions])
+    @property
+    def dated(self) -> float:
+        """The share of edges that are later than the rows of their ends."""
+        return self._counts[0] / max(len(self._csc.indices), 1)
+
+    def lacks(self, other: EdgeTimes) -> bool:
+        """Return whether edges have no times where those of another relation have some."""
+        return self.dated < other.dated - NOTED * (self.dated > 0)
+
+    def older(self) -> bool:
+        """Return whether an edge is sampled before its destination's row is there."""
+        return self._counts[1] > 0
+
+    def timeless(self) -> list[str]:
+        """A line where some edges have no time. Raise an :class:`InputError` if none has."""
+        edges, count = len(self._csc.indices), self._counts[2]
+        if edges and count == edges:
+            raise InputError(f"edges of '{self._relation}' have no times, so links would be seen "
+                             "before they are there; write the store with their times, or without "
+                             "them, and predict links of a table (task.table)")
+        return [f"{count:,} of {edges:,} edges of '{self._relation}' have no time: they are always "
+                "there, and are predicted at none"] * bool(count)
 
 
-def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
-    """The relations of groups with the same links with edges that a store has before their link.
-
-    Raises
-    ------
-    InputError
-        A relation has a link's edges at another time: a seed would see those of the future.
-    """
+def history(store: Store, in_graph: Mapping[Relation, EdgeTimes], groups: Sequence[SameLinks],
+            present: Mapping[str, Present], relations: Sequence[Relation],
+            given: Mapping[str, Links]) -> tuple[HeldOut, list[str]]:
+    """The relations with edges that a store has before their link, which sampling goes by rows for,
+    too; lines on what else gives links away. Raise an :class:`InputError` if one lacks the times of
+    links that it has, so that seeds would see the future."""
     found = set()
     for group in groups:
         of = {relation: EdgeTimes(store, relation) for relation in group.relations}
@@ -151,11 +144,14 @@ def older_copies(store: Store, groups: Sequence[SameLinks]) -> set[Relation]:
                 f"({of[wrong[0]].dated:.0%} of its edges have one, {of[most].dated:.0%} of "
                 "those), so it would show links before they are there; write the store with its "
                 "times, or without it")
-    return found
+    return HeldOut((), 0.0, from_rows=found), [
+        *(note for each in in_graph.values() for note in each.timeless()),
+        *_shown_early(store, [*in_graph], groups),
+        *_new_ends(in_graph, present, relations, given)]
 
 
-def shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[SameLinks]
-                ) -> list[str]:
+def _shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[SameLinks]
+                 ) -> list[str]:
     """A line where relations that are in no group have some of the links, but not their times."""
     together = {relation for group in groups for relation in group.relations}
 
@@ -173,34 +169,32 @@ class Present:
     """The nodes of a type that are there at a time: the first ones of an order."""
 
     def __init__(self, store: Store, ntype: str) -> None:
-        times = store.row_times(ntype)
-        self._count = store.schema.node_counts[ntype]
-        self._order = None if times is None else np.argsort(times, kind="stable")
-        self._times = None if times is None else times[self._order]
+        self._count, self._rows = store.schema.node_counts[ntype], store.row_times(ntype)
+        if self._rows is not None:
+            self._order = np.argsort(self._rows, kind="stable")
+            self._times = self._rows[self._order]
 
     def counts(self, times: np.ndarray) -> np.ndarray:
         """How many there are at each of some times, int64."""
-        return (np.full(len(times), self._count) if self._times is None else
+        return (np.full(len(times), self._count) if self._rows is None else
                 np.searchsorted(self._times, times, side="right"))
 
     def newer(self, nodes: np.ndarray, times: np.ndarray) -> float:
         """The AUC by which nodes at some times are told from others by rows that are of this time.
         """
-        if self._order is None or not (dated := times != ALWAYS).any():
+        if self._rows is None or not (dated := times != ALWAYS).any():
             return 0.5
-        rows = np.empty_like(self._times)
-        rows[self._order] = self._times
-        at, new = times[dated], (rows[nodes] == times)[dated]
+        at, new = times[dated], (self._rows[nodes] == times)[dated]
         others = 1 - self.counts(at - 1) / self.counts(at)  # share of them that is as new
         return float((new + 1 - others).mean() / 2)
 
     def nodes(self, places: np.ndarray) -> np.ndarray:
         """The nodes of some places in the order."""
-        return places if self._order is None else self._order[places]
+        return places if self._rows is None else self._order[places]
 
 
-def new_ends(in_graph: Mapping[Relation, EdgeTimes], present: Mapping[str, Present],
-             relations: Sequence[Relation], given: Mapping[str, Links]) -> list[str]:
+def _new_ends(in_graph: Mapping[Relation, EdgeTimes], present: Mapping[str, Present],
+              relations: Sequence[Relation], given: Mapping[str, Links]) -> list[str]:
     """Lines where a destination that is new with its link is told from others by that alone."""
     notes = []
     for i, relation in enumerate(relations):

@@ -50,13 +50,8 @@ class SeedTable(NodeLabels):
         return times, keys[rows], rows
 
     def rows(self, pairs: np.ndarray, where: str = "a batch") -> np.ndarray:
-        """The labels of some pairs, as :class:`NodeLabels` has them of nodes.
-
-        Raises
-        ------
-        InputError
-            The table has no label of one.
-        """
+        """The labels of some pairs, as :class:`NodeLabels` has them of nodes. Raise an
+        :class:`InputError` if the table has none of one."""
         times, keys, rows = self.order
         places = np.minimum(np.searchsorted(keys, pairs[:, 0] * len(times) + np.searchsorted(
             times, pairs[:, 1])), len(keys) - 1)
@@ -73,13 +68,8 @@ def said(time: int) -> str:
 
 
 def seed_files(path: str | Path) -> list[Path]:
-    """The files of a table of seeds: itself, or one for each split in a directory.
-
-    Raises
-    ------
-    InputError
-        There is no such file.
-    """
+    """The files of a table of seeds: itself, or one for each split in a directory. Raise an
+    :class:`InputError` if there is no such file."""
     path = Path(path)
     if not path.is_dir():
         if not path.is_file():
@@ -163,13 +153,8 @@ def split_of(table: Table) -> np.ndarray | None:
 
 
 def split_by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings) -> np.ndarray:
-    """The split of each seed, int8, by its time where nothing else says it (`part`).
-
-    Raises
-    ------
-    InputError
-        Nothing says it, or both do.
-    """
+    """The split of each seed, int8, by its time where nothing else says it (`part`). Raise an
+    :class:`InputError` if nothing says it, or both do."""
     bounds = [None if text is None else read_instant(text, f"task.{name}") for name, text in (
         ("val_time", task.val_time), ("test_time", task.test_time))]
     if part is not None:
@@ -186,9 +171,8 @@ def split_by_time(part: np.ndarray | None, times: np.ndarray, task: TaskSettings
     if val is not None and test is not None and val >= test:
         raise InputError(f"task.val_time = {task.val_time} must be before task.test_time = "
                          f"{task.test_time}")
-    first = np.inf if test is None else test
-    return np.where(times >= first, 2, np.where(times >= (first if val is None else val), 1, 0)
-                    ).astype(np.int8)
+    last = np.inf if test is None else test
+    return np.add(times >= (last if val is None else val), times >= last, dtype=np.int8)
 
 
 def _check(seeds: SeedTable, up: np.ndarray, store: Store, ntype: str, name: Callable[[int], str]

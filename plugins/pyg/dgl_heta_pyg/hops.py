@@ -27,7 +27,7 @@ class Hops:
     Attributes
     ----------
     seeds : node type → how the group's seeds, its leading rows, are shared by the workers.
-    nodes : node type → node ids of its rows, int64; of a graph with times, numbers of the pairs of
+    nodes : node type → node ids of its rows, int64; of a graph with times, ids of the pairs of
         nodes and times that its rows are of, see `moments`.
     at : node type → where the input features of its rows are among those that are read, int64.
     num_nodes, num_edges : node type, relation → rows and edges of each hop.
@@ -63,20 +63,18 @@ class Hops:
         rows = self.nodes[ntype]
         found = {"n_id": self.node_ids(ntype, rows)}
         if self.moments is not None:
-            found["seed_time"] = self.moments.seen_at(ntype, rows) if len(rows) else rows
+            found["seed_time"] = self.moments.pairs(ntype, rows)[:, 1] if len(rows) else rows
         if ntype in self.row_times:
             found["time"] = self.row_times[ntype][found["n_id"]]
         return found
 
     def as_of(self, moments: Moments | None) -> Hops:
-        """The same with the numbers that pairs have among other seeds, which have these times, too.
-        """
+        """The same with the ids that pairs have among other seeds, which have these times, too."""
         if self.moments is None or moments is None:
             return self
-        places = np.searchsorted(moments.times, self.moments.times)
-        numbers = {t: nodes + moments.counts[t] * (places - np.arange(len(places)))[
-            nodes // moments.counts[t]] if len(nodes) else nodes for t, nodes in self.nodes.items()}
-        return replace(self, moments=moments, nodes=numbers)
+        return replace(self, moments=moments, nodes={
+            t: moments.ids(t, *self.moments.pairs(t, ids).T) if len(ids) else ids
+            for t, ids in self.nodes.items()})
 
     def find_once(self, group: Comm) -> None:
         """Agree with the workers of the group on `once`."""
@@ -153,14 +151,15 @@ class HopSampler:
         rows = {t: shares[t].local(torch.from_numpy(ids)).numpy() for t, ids in seeds.items()}
         batch = HopBatch([], {}, rows, {t: ids[:shares[t].own] for t, ids in rows.items()},
                          hops=hops)
-        hops.moments, rows = self._sampler.moments(rows)
+        moments, rows = self._sampler.moments(rows)
+        hops.moments = moments if self._sampler.timed else None
         nodes = {t: [rows.get(t, _NONE)] for t in schema.node_types}
         edges = {r: [torch.empty((2, 0), dtype=torch.int64)] for r in schema.relations}
         edge_ids = {r: [_NONE] for r in self._ids_of}
         hops.num_edges = {r: [0] * depth for r in schema.relations}
         for hop in range(depth):
             found, below = self._sampler.hop(depth - hop, rows, {} if hop else shares, step,
-                                             hops.moments)
+                                             moments)
             if hop:
                 _check_whole(rows, found, schema)
             for one in found:
