@@ -10,7 +10,7 @@ For each, DIR has NAME.json, NAME.md and a picture, NAME.svg; DIR/README.md list
 figure that cannot be made here is listed with what it needs; so is a part of one whose data set is
 not on disk, and the rest goes on. A measurement that several figures share is made once and kept in
 DIR/measured, so a run that ended early goes on where it was; --again measures anew. All figures
-take about six hours on two cores, and 30 GB of disk.
+take a night and more on two cores, and tens of GB of disk; each says its minutes.
 
 The papers measured on other machines, at other scales: compare ratios, not seconds. With each
 result stand commit, machine, load, what else ran, and how far repeats are apart (goal: 10 %), as
