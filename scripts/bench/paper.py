@@ -50,6 +50,7 @@ from figures import BY_NAME, FIGURES
 from paper_sources import Call, Figure, Rows, printed
 
 BENCH = Path(__file__).resolve().parent
+NOT_YET = "which were not measured yet"
 SPREAD = 0.1  # of repeats of one setting, at most
 WIDTH = 110  # of lines of a page but for tables
 PAGE = """# The papers' tables and figures, one by one
@@ -106,7 +107,7 @@ class Runner:
         key = hashlib.sha256(f"{text} {self._args.quick}".encode()).hexdigest()[:16]
         file = self._args.out / "measured" / f"{key}.json"
         if self._args.kept and not call.made and not file.exists():
-            sys.exit("not measured")
+            sys.exit(NOT_YET)
         if call.made or not file.exists() or (self._args.again and file not in self._again):
             before, others = machine()["load"], elsewhere()
             seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
@@ -240,10 +241,14 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
         except SystemExit as error:
             if not isinstance(error.code, str):  # of a signal
                 raise
+            if error.code == NOT_YET:
+                continue
             why = str(error).strip().splitlines() or ["it failed"]
             told = next((line for line in reversed(why) if "rror:" in line), why[-1])
             missing.append(f"`{runner.shown(call)}`: {told[:300]}"
                            + (f". To get it: {call.get}" if call.get else ""))
+    if args.kept and (left := len(runner.calls(figure)) - len(measured)):
+        missing.append(f"{left} of {len(runner.calls(figure))} commands, {NOT_YET}")
     made = next((m["machine"] for m in measured), machine())
     missing += [f"{row['name']}: {row['missing']}" for row in rows if row.get("missing")]
     shown = gathered(figure, rows)

@@ -81,7 +81,7 @@ def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
     first, second = pages.read_text().split("## heta-fig4")
     assert "DistDGL METIS" in first
     assert "not measured" not in first
-    assert "not measured" in second
+    assert "1 of 1 commands, which were not measured yet" in second
     refused = paper("heta-example", "--kept", "--again", "--out", tmp_path)
     assert "--again: not allowed with" in refused.stderr
 
