@@ -122,13 +122,9 @@ class BaseKernel(Kernel):
                       sources: Sequence[Tensor], queries: Tensor, to_scores: Tensor,
                       to_sums: Tensor, biases: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """HGT's attention of one node type, over the edges of all relations: of each row the sum of
-        exp(k_u · (q A) + q · a - M) (v_u M + m) and, beside it, that of exp(…), and its maxima M,
-        which have no gradient.
-
-        `rows` of each relation, `sources` keys and values beside each other (S, 2, H, D), or one
-        state for both and all heads (S, W), queries (R, H, D), A (relations, H, D, D or W), M
-        (relations, H, D or W, D), `biases` a and m (relations, 2, H, D), to (R, H · D + H) and
-        (R, H); 0 and -inf without edges.
+        exp(k_u · (q A) + q · a - M) (v_u M + m) and, beside it, that of exp(…), (R, H · D + H), and
+        its maxima M (R, H), which have no gradient; 0 and -inf without edges. Shapes of what is
+        given stand at :meth:`dgl_heta.hooks.kernel_protocol.Kernel.attend_across`.
         """
         apart = {id(x): x.unbind(1) if x.dim() == 4 else (x, x) for x in sources}
         keys, values = zip(*(apart[id(x)] for x in sources))

@@ -296,6 +296,7 @@ class Store(StoreFiles):
                              f"{listing(self._relations)}")
         return self._relations[relation]
 
+
 @dataclass(frozen=True)
 class _StoredEdges:
     """Edges of a stored relation, by destination."""

@@ -122,8 +122,7 @@ class PredictionJob:
             rows.replace(self.out)
             sync_directory(self.out.parent)
         return {"out": str(self.out), "ntype": ntype, "what": self.what, "rows": count,
-                "not_finite": done["not_finite"], "later": np.count_nonzero(
-                    ~store.there(ntype, np.arange(count), moment)),
+                "not_finite": done["not_finite"], "later": _later(store, ntype, moment),
                 "named": classes and bool(output.classes),
                 "width": 1 if classes or output.best else width, "workers": workers,
                 "seconds": time.perf_counter() - started}
@@ -200,6 +199,12 @@ def _dtype(what: str, task: TaskSettings, settings: Settings) -> np.dtype[Any]:
     if what == "predictions" and task.kind == "multilabel":
         return np.dtype(np.uint8)
     return np.dtype(settings.train.dtype)
+
+
+def _later(store: Store, ntype: str, time: int | None) -> int:
+    """How many nodes of a type there are only after a time; of millions without their ids."""
+    times = None if time is None else store.row_times(ntype)
+    return 0 if times is None else int(np.count_nonzero(times > time))
 
 
 def _recorded(run_dir: Path) -> dict[str, Any]:

@@ -128,7 +128,6 @@ class LinkEnds(NamedTuple):
     negatives: Tensor
 
 
-
 class LinkPrediction:
     """Which of some destinations a source is joined to by a relation, or by several: dot product or
     DistMult (see :class:`dgl_heta.models.link_model.Linked`), MRR.
