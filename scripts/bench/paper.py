@@ -49,6 +49,8 @@ from common import (
 from figures import BY_NAME, FIGURES
 from paper_sources import Call, Figure, Rows, printed
 
+from dgl_heta.system.atomic_files import write_atomic
+
 BENCH = Path(__file__).resolve().parent
 NOT_YET = "which were not measured yet"
 SPREAD = 0.1  # of repeats of one setting, at most
@@ -114,7 +116,8 @@ class Runner:
             found = {"command": text, "seconds": seconds, "load_before": before,
                      "cores_busy_elsewhere": others(), "machine": machine(), "data": data}
             if not call.made:
-                keep(file, json.dumps(found) + "\n")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(file, json.dumps(found) + "\n")
                 self._again.add(file)
         else:
             found = json.loads(file.read_text())
@@ -138,14 +141,6 @@ class Runner:
                 return json.loads(file.read_text())
             return run_child(script[:-2 - len(quick)], what, json_wanted=False).text
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
-
-
-def keep(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    half = file.with_suffix(".part")
-    half.write_text(text)
-    half.replace(file)
 
 
 def gathered(figure: Figure, rows: Rows) -> Rows:
@@ -264,8 +259,8 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     args.out.mkdir(parents=True, exist_ok=True)
     why_none = draw(figure, shown, curves, args.out / f"{figure.name}.svg")
     text = report(figure, result, why_none)
-    keep(args.out / f"{figure.name}.json", json.dumps(result, indent=1) + "\n")
-    keep(args.out / f"{figure.name}.md", text + "\n")
+    write_atomic(args.out / f"{figure.name}.json", json.dumps(result, indent=1) + "\n")
+    write_atomic(args.out / f"{figure.name}.md", text + "\n")
     print(text, flush=True)
     return result
 
@@ -313,10 +308,18 @@ def commits(result: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(m["machine"]["versions"]["commit"] for m in result["measured"]))
 
 
+def run_of(result: dict[str, Any]) -> str:
+    """How much of a figure was run."""
+    if not result["measured"]:
+        return "-"
+    left = any(NOT_YET in what for what in result["missing"])
+    return "quick" if result["quick"] else "in part" if left else "full"
+
+
 def index(results: Iterable[dict[str, Any]], link: bool = True) -> str:
     """A table of figures: whether and where they were measured, and how much of them is missing."""
     rows = [[f"[{r['figure']}]({r['figure']}.md)" if link else r["figure"], r["title"],
-             ", ".join(commits(r)) or "-", "quick" if r["quick"] else "full", str(r["repeats"]),
+             ", ".join(commits(r)) or "-", run_of(r), str(r["repeats"]),
              "-" if r["spread"] is None else f"{r['spread']:.0%}", str(len(r["missing"]) or "-")]
             for r in results]
     return markdown(["figure", "what", "commit", "run", "repeats", "apart", "missing"], rows)
@@ -367,9 +370,10 @@ def main() -> None:
             seconds, result = timed(lambda one=figure: make(one, runner, args))
             progress(f"{figure.name}: {seconds:.0f} s, {at} of {len(figures)} figures")
             results.append({**result, "seconds": seconds})
-            keep(args.out / "README.md", index(results_in(args.out)) + "\n")
+            write_atomic(args.out / "README.md", index(results_in(args.out)) + "\n")
     if args.page and not args.dry_run:
-        keep(args.page, page(args.out) + "\n")
+        args.page.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(args.page, page(args.out) + "\n")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
