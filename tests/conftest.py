@@ -131,3 +131,14 @@ def _default_kernel() -> Iterator[None]:
     yield
     if kernels := sys.modules.get("dgl_heta.nn.kernels"):
         kernels.use_kernel(kernels.FusedKernel())
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """PyTorch's operators divide their work among two threads, in whatever order these come."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

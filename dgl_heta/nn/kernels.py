@@ -55,7 +55,7 @@ class BaseKernel(Kernel):
     def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
                 destinations: Sequence[Tensor]) -> Sequence[Tensor]:
         """Products of both ends, per head: (S, D) or (S, H, D), with (R, H, D), to (E, H)."""
-        return [(v[csc.rows()] * _gathered(csc, u)).sum(2)
+        return [(v.index_select(0, csc.rows()) * _gathered(csc, u)).sum(2)
                 for csc, u, v in zip(edges, sources, destinations)]
 
     def u_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
@@ -148,7 +148,9 @@ class BaseKernel(Kernel):
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
         """Rows of states (n, …), by their numbers (int64) or from one to another: (rows, …)."""
-        return [x[chosen] for x, chosen in zip(states, rows)]
+        # `x[numbers]` adds its gradients in any order on several threads: other digits each time
+        return [x[chosen] if isinstance(chosen, slice) else x.index_select(0, chosen)
+                for x, chosen in zip(states, rows)]
 
     def scatter_sum(self, values: Sequence[Tensor], rows: Sequence[Tensor | slice], like: Tensor
                     ) -> Tensor:
@@ -255,7 +257,8 @@ class FusedKernel(BaseKernel):
         Not of rows that wait, of which some would become all, nor of a script's views.
         """
         return [chosen_rows(x, chosen) if type(x) in (Tensor, torch.nn.Parameter)
-                and x._base is None and _compiled(x) else x[chosen]
+                and x._base is None and _compiled(x)
+                else super(FusedKernel, self).gather([x], [chosen])[0]
                 for x, chosen in zip(states, rows)]
 
     def project(self, states: Sequence[Tensor], weights: Sequence[Tensor],

@@ -61,6 +61,27 @@ def test_gradients_are_those_of_operators_alone(way: Callable[[Tensor], Tensor])
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("kernel", [FUSED, TORCH], ids=["fused", "torch"])
+@pytest.mark.parametrize("view", [False, True], ids=["own", "view"])
+def test_gradients_are_the_same_digits_each_time(kernel: BaseKernel, view: bool, two_threads: None
+                                                 ) -> None:
+    rows = torch.randint(0, 300, (3000,))
+    states, factors = torch.randn(1000, 64), torch.randn(3000, 64)
+    csc = InEdges(torch.arange(0, 30001, 10), torch.randint(0, 1000, (30000,), dtype=torch.int32))
+
+    def gradients() -> list[Tensor]:
+        x, queries = states.clone().requires_grad_(), factors.clone().requires_grad_()
+        read = x[:] if view else x
+        (chosen,) = kernel.gather([read], [rows])
+        (scores,) = kernel.u_dot_v([csc], [read.view(-1, 4, 16)], [queries.view(-1, 4, 16)])
+        total = (chosen * factors).sum() + scores.square().sum()
+        return list(torch.autograd.grad(total, [x, queries]))
+
+    first = gradients()
+    for _ in range(10):
+        assert all(map(torch.equal, gradients(), first))
+
+
 def test_one_array_is_filled_for_all_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 

@@ -135,6 +135,20 @@ def test_nodes_in_two_masks_are_said(tmp_path: Path) -> None:
     assert note.startswith("3 nodes of 'paper' in train_mask and in test_mask, too: a score of")
 
 
+def test_gradients_of_links_are_the_same_digits_each_time(store: Store, two_threads: None) -> None:
+    links = task(store, "relation=writes", "reverse=rev-writes", "negatives=300")
+    step = links.steps("train", 0, 1024)[0]
+    rows = {t: torch.randn(len(ids), 64) for t, ids in links.seeds(step, 0, 1).items()}
+
+    def gradients() -> list[torch.Tensor]:
+        outputs = {t: x.clone().requires_grad_() for t, x in rows.items()}
+        return list(torch.autograd.grad(links.loss(outputs, step, 0, 1)[0], outputs.values()))
+
+    first = gradients()
+    for _ in range(20):
+        assert all(map(torch.equal, gradients(), first))
+
+
 @pytest.mark.parametrize(("destinations", "said"), [
     (np.arange(400), True), (np.arange(800) % 400, True), (np.arange(200), True),
     (np.random.default_rng(0).integers(0, 400, 1200), False),

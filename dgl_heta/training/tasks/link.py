@@ -323,11 +323,12 @@ class LinkPrediction:
         places of their relations."""
         device, scored = next(iter(outputs.values())).device, []
         for ends in self.ends(step, worker, workers, device):
-            left, rows = outputs[ends.src][ends.sources], outputs[ends.dst]
+            # by embedding: `x[numbers]` adds its gradients in any order on several threads
+            left, rows = F.embedding(ends.sources, outputs[ends.src]), outputs[ends.dst]
             if self._vectors is not None:
-                left = left * self._vectors[ends.relations]
-            right = (left * rows[ends.destinations]).sum(1)
-            wrong = (left.unsqueeze(1) * rows[ends.negatives]).sum(2)
+                left = left * F.embedding(ends.relations, self._vectors)
+            right = (left * F.embedding(ends.destinations, rows)).sum(1)
+            wrong = (left.unsqueeze(1) * F.embedding(ends.negatives, rows)).sum(2)
             ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
                 (wrong == right.unsqueeze(1))
                 & (ends.negatives != ends.destinations.unsqueeze(1))).sum(1)

@@ -170,7 +170,7 @@ class _Attending(_Convolution):
         weights = torch.exp(src - RUNNING[-1].reduced(top, self.rows, "max")[index])
         sums = scatter(weights, index, 0, num_nodes, "sum")
         if getattr(self, "mod", None) in ("additive", "f-additive"):  # messages are no multiples
-            return weights / RUNNING[-1].reduced(sums, self.rows, "sum")[index]
+            return weights / RUNNING[-1].reduced(sums, self.rows, "sum").index_select(0, index)
         self.__dict__["weights"] = sums
         return weights
 
