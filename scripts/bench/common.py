@@ -336,10 +336,9 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Median, with the least and the largest where there are several; nothing of none."""
     if not values:
         return ""
-    middle = f"{statistics.median(values):,.{digits}f}"
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+    middle, least, most = (f"{x:.1e}" if 0 < abs(x) < 1e-6 else f"{x:,.{digits}f}"
+                           for x in (statistics.median(values), min(values), max(values)))
+    return middle if len(values) == 1 else f"{middle} ({least}–{most})"
 
 
 def finish(args: argparse.Namespace, title: str, parts: Sequence[str],

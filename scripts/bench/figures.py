@@ -112,8 +112,8 @@ HETA = (
     Figure("heta-prop1", "Largest relative difference of RAF from one process (Prop. 1)",
            (Call("tests.support.exactness", full="--parts 2 3 4", quick="--parts 2", table=True),),
            ("workers", "cases"),
-           tuple(Column(k, k, digits=16) for k in ("logits", "loss", "gradients", "parameters",
-                                                   "features")), says="they are equal."),
+           tuple(Column(k, k) for k in ("logits", "loss", "gradients", "parameters", "features")),
+           says="they are equal."),
     Figure("heta-prop2", "Bytes of a step against fanout (Prop. 2)",
            tuple(planned("mag", "0.1", f"--fanouts {f}", full_only=f == "25,20", fanouts=f)
                  for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,

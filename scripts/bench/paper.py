@@ -108,23 +108,35 @@ class Runner:
         text = self.shown(call)
         key = hashlib.sha256(f"{text} {self._args.quick}".encode()).hexdigest()[:16]
         file = self._args.out / "measured" / f"{key}.json"
-        if self._args.kept and not call.made and not file.exists():
-            sys.exit(NOT_YET)
-        if call.made or not file.exists() or (self._args.again and file not in self._again):
-            before, others = machine()["load"], elsewhere()
-            seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
-            found = {"command": text, "seconds": seconds, "load_before": before,
-                     "cores_busy_elsewhere": others(), "machine": machine(), "data": data}
-            if not call.made:
+        found = json.loads(file.read_text()) if file.exists() and not call.made else {}
+        known = "data" in found
+        if self._args.kept and not call.made and not known:
+            sys.exit(found.get("failed", NOT_YET))
+        if not known or (self._args.again and file not in self._again):
+            found = self._made(call, text)
+            if not call.made and not (known and "failed" in found):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, json.dumps(found) + "\n")
                 self._again.add(file)
+            if "failed" in found:
+                sys.exit(found["failed"])
         else:
-            found = json.loads(file.read_text())
             at = found["machine"]["versions"]["commit"]
             progress(f"{text}: measured before, at commit {at} (--again measures anew)")
         read = printed if call.table else call.read
         return {**found, "rows": [{**r, **dict(call.labels)} for r in read(found.pop("data"))]}
+
+    def _made(self, call: Call, text: str) -> dict[str, Any]:
+        """A measurement; of one that failed, why (`failed`): it is made anew the next time."""
+        before, others = machine()["load"], elsewhere()
+        try:
+            seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
+        except SystemExit as error:
+            if not isinstance(error.code, str):  # of a signal
+                raise
+            return {"command": text, "failed": error.code}
+        return {"command": text, "seconds": seconds, "load_before": before,
+                "cores_busy_elsewhere": others(), "machine": machine(), "data": data}
 
     def _run(self, words: Sequence[str], call: Call) -> Any:
         program, *rest = words
@@ -228,6 +240,7 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     missing = list(figure.missing)
     rows: Rows = []
     measured: list[dict[str, Any]] = []
+    left = 0
     for call in runner.calls(figure):
         try:
             found = runner.measured(call)
@@ -237,12 +250,13 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
             if not isinstance(error.code, str):  # of a signal
                 raise
             if error.code == NOT_YET:
+                left += 1
                 continue
             why = str(error).strip().splitlines() or ["it failed"]
             told = next((line for line in reversed(why) if "rror:" in line), why[-1])
             missing.append(f"`{runner.shown(call)}`: {told[:300]}"
                            + (f". To get it: {call.get}" if call.get else ""))
-    if args.kept and (left := len(runner.calls(figure)) - len(measured)):
+    if left:
         missing.append(f"{left} of {len(runner.calls(figure))} commands, {NOT_YET}")
     made = next((m["machine"] for m in measured), machine())
     missing += [f"{row['name']}: {row['missing']}" for row in rows if row.get("missing")]

@@ -82,6 +82,12 @@ def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "DistDGL METIS" in first
     assert "not measured" not in first
     assert "1 of 1 commands, which were not measured yet" in second
+    (kept,) = (tmp_path / "measured").iterdir()
+    kept.write_text(json.dumps({"failed": "RuntimeError: of mine"}))
+    shown = paper("--quick", "--kept", "heta-example", "--out", tmp_path).stdout
+    assert "RuntimeError: of mine" in shown
+    assert "which were not measured yet" not in shown
+    assert "DistDGL METIS" in paper("--quick", "heta-example", "--out", tmp_path).stdout
     refused = paper("heta-example", "--kept", "--again", "--out", tmp_path)
     assert "--again: not allowed with" in refused.stderr
 
