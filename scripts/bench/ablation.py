@@ -1,6 +1,6 @@
 """What each part of plugins/hifuse brings, alone and together, as HiFuse's Fig. 9 shows it.
 
-    python scripts/bench/ablation.py                    # five shapes, two models, 15 minutes
+    python scripts/bench/ablation.py                    # five shapes, two models, 4 minutes
     python scripts/bench/ablation.py --shapes synthetic-mag:scale=0.05 --models rgcn --cores 2 1 \
         --configurations reorganised "reorganised + pipeline" --set train.threads=1
 
@@ -19,9 +19,8 @@ same kernel must have the same losses, bit for bit.
 Stages are what training waited for (sample, fetch) and did (forward, backward, update). Of batches
 made ahead: `hidden` is what sampling and reading took where nothing ran beside them, without what
 training still waited for, and `gained` the time that a step got shorter, both in shares of the
-former. Operators are those of PyTorch that a training step calls, by torch.profiler: what Fig. 8
-and 11 count on a GPU as kernels. Fig. 10 (processor ÷ GPU time) and Table 3 (throughput of a GPU
-kernel) need a GPU.
+former. Kernels of Fig. 8 and 11: `python -m tests.support.pretended.layer_counts`. Fig. 10
+(processor ÷ GPU time) and Table 3 (throughput of a GPU kernel) need a GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ STAGES = ("sample", "fetch", "forward", "backward", "update")
 BY = ("graph", "model", "cores", "configuration")
 COLUMNS = (Column("ms a step", "seconds", 1e3, 1), Column("first ÷ this", "faster"),
            *(Column(stage, f"stages/{stage}", 1e3, 1) for stage in STAGES),
-           Column("operators", "operators", digits=0),
            Column("waited for batches", "waited", 1e3, 1),
            Column("hidden, %", "hidden", 100, 0), Column("gained, %", "gained", 100, 0))
 SHAPES = {"aifb": "synthetic-aifb", "mutag": "synthetic-mutag", "bgs": "synthetic-bgs",
@@ -90,25 +88,9 @@ def child(job: dict[str, Any]) -> None:
                     stage: engine.seconds.get(stage, 0.0) / len(steps) for stage in STAGES},
                 **{when: sum(getattr(making, when).values()) / len(steps)
                    for when in ("worked", "waited")}})
-    operators = {}
-    for name, engine in engines.items():
-        use_kernel(kernels[name])
-        operators[name] = count(engine, job["rounds"] + 1)
-    print(json.dumps({"steps": len(steps), "operators": operators,
-                      "runs": {name: runs[1:] for name, runs in found.items()}}))
+    print(json.dumps({"runs": {name: runs[1:] for name, runs in found.items()}}))
     sys.stdout.flush()
     os._exit(0)
-
-
-def count(engine: Any, number: int) -> int:
-    """PyTorch's operators of a step, those that other operators call left out."""
-    from torch.profiler import ProfilerActivity, profile
-
-    engine.start_epoch(number)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        list(engine.train(engine.steps("train", number)[:1], number << 20))
-    return sum(event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::")
-               for event in profiler.events() if event.name.startswith("aten::"))
 
 
 def main() -> None:
@@ -154,14 +136,13 @@ def main() -> None:
                          "also": also,
                          "rounds": rounds})], f"{shape}, {model}, {cores} cores").result
                     rows += [{"graph": shape, "model": model, "cores": cores, **row}
-                             for row in rows_of(made["runs"], made["operators"])]
+                             for row in rows_of(made["runs"])]
     head = (f"Batch {args.batch}, fanouts {args.fanouts}, hidden {args.hidden}, {rounds} rounds of "
             f"passes of at most {steps} steps. Median (least–largest).")
     finish(args, "Ablation", [head, table(rows, BY, COLUMNS)], {"rows": rows}, before)
 
 
-def rows_of(runs: dict[str, list[dict[str, Any]]], operators: dict[str, int]
-            ) -> list[dict[str, Any]]:
+def rows_of(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each configuration and round, with ratios to the first configuration."""
     rows: list[dict[str, Any]] = []
     by_kernel: dict[str, list[Any]] = {}
@@ -174,9 +155,8 @@ def rows_of(runs: dict[str, list[dict[str, Any]]], operators: dict[str, int]
         without = next((runs[n] for n, sets in CONFIGURATIONS.items()
                         if n in runs and sets == (kernel, threads, DEMAND)), None)
         for number, run in enumerate(own):
-            row = {"configuration": name, "operators": operators[name], **run,
-                   "faster": runs[first][number]["seconds"] / run["seconds"],
-                   "fewer": 1 - operators[name] / operators[first]}
+            row = {"configuration": name, **run,
+                   "faster": runs[first][number]["seconds"] / run["seconds"]}
             if source == AHEAD and without is not None:
                 alone = without[number]
                 row["hidden"] = 1 - run["waited"] / alone["worked"]

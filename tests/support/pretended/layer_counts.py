@@ -136,19 +136,21 @@ def main() -> None:
         import torch_geometric.nn  # noqa: F401  # asks PyTorch what its CUDA is, which is not there
     let_merged_take_them()
     everything = []
-    print("| graph | model | kernel | step: kernels | waits | f + b: kernels | waits | PyG's "
-          "layers, f + b |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
+    print("| graph | model | kernel | step: kernels | step: waits | f + b: kernels | f + b: waits |"
+          "\n| --- | --- | --- | ---: | ---: | ---: | ---: |")
     with pretend(), tempfile.TemporaryDirectory() as path:
         for number, graph in enumerate(chosen.graphs):
             store = written(graph, Path(path) / str(number))
             for model in chosen.models:
                 found = counted(store, model, chosen.kernels)
                 everything.append({"graph": graph, "model": model, **found})
-                pyg = "" if found["pyg"] is None else f"{PYG[model]} {found['pyg'][0]}"
-                for kernel in chosen.kernels:
-                    cells = (*found[kernel]["step"], *found[kernel]["inner"])
-                    print(f"| {graph.removeprefix('synthetic-')} | {model} | {kernel} | "
-                          f"{' | '.join(f'{x:,}' for x in cells)} | {pyg} |", flush=True)
+                rows = [(kernel, *found[kernel]["step"], *found[kernel]["inner"])
+                        for kernel in chosen.kernels]
+                if found["pyg"] is not None:
+                    rows.append((f"PyG {PYG[model]}", "", "", *found["pyg"]))
+                for name, *cells in rows:
+                    print(f"| {graph.removeprefix('synthetic-')} | {model} | {name} | "
+                          f"{' | '.join(f'{x:,}' if x != '' else '' for x in cells)} |", flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps(everything))
 
