@@ -103,11 +103,12 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
         for name, engine in engines.items():
             use_kernel(kernels[name])
             batch = engine.sample(steps[turn % len(steps)], turn)
-            inner = [0.0]
+            inner: list[float] = []
             engine.timed = functools.partial(stage, engine.timed, inner)  # of this step alone
             started = time.process_time()
             losses.append(float(engine.train_step(batch)[0]))
-            times[name].append((time.process_time() - started, inner[0]))
+            times[name].append((time.process_time() - started, sum(inner)))
+            assert len(inner) == 3, "the model's forward pass, the loss, and the backward pass"
             del engine.timed
         if turn == 0 and max(losses) - min(losses) > 1e-4 * abs(losses[0]):
             raise SystemExit(f"the kernels' losses differ: {losses}")
@@ -122,7 +123,8 @@ def stage(timed: Any, inner: list[float], name: str) -> Iterator[None]:
     with timed(name):
         started = time.process_time()
         yield
-        inner[0] += (time.process_time() - started) * (name in ("forward", "backward"))
+        if name in ("forward", "backward"):
+            inner.append(time.process_time() - started)
 
 
 def row(name: str, model: str, store: Store, args: argparse.Namespace) -> list[str]:

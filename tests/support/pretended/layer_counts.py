@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def of_pyg(model: str, engine: Engine, batch: MiniBatch) -> Counted | None:
 def of_step(engine: Engine) -> dict[str, Any]:
     """Counts of a training step, and of its forward and backward pass."""
     found = {"step": (0, 0), "inner": (0, 0)}
-    timed = engine.timed
+    timed, stages = engine.timed, Counter[str]()
 
     class Stage:
         def __init__(self, name: str) -> None:
@@ -99,6 +100,7 @@ def of_step(engine: Engine) -> dict[str, Any]:
 
         def __exit__(self, *error: Any) -> None:
             self.body.__exit__(*error)
+            stages[self.name] += 1
             now = COUNTS.kernels.total(), COUNTS.syncs.total()
             if self.name in ("forward", "backward"):
                 found["inner"] = tuple(  # type: ignore[assignment]
@@ -110,6 +112,7 @@ def of_step(engine: Engine) -> dict[str, Any]:
         COUNTS.clear()
         engine.train_step(engine.sample(step, number))
     found["step"] = COUNTS.kernels.total(), COUNTS.syncs.total()
+    assert stages["forward"] == 4, stages  # of two steps, each the model's and the loss's
     return {**found, "problems": [" | ".join(key) for key in COUNTS.problems]}
 
 
