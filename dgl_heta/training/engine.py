@@ -56,8 +56,8 @@ class Engine:
         self.precomputed, self.fits = part.precomputed, part.fits
         self._sampler, self._eval_sampler = samplers
         self.loading, self._wrapper = Batches(part, task), wrapper
-        self.distributed = DistributedModel(model, part, wrapper, self.owned,
-                                            timed=lambda stage: self.timed(stage))
+        self.distributed = DistributedModel(  # `timed` of each call: who watches stages changes it
+            model, part, wrapper, self.owned, timed=lambda stage: self.timed(stage))
         self.wrapped, self.proof = self.distributed.wrapped, self.distributed.proof
         self.optimizer = make_optimizer(model.parameters(), part.settings.train)
         self.schedule = (Schedule(self.optimizer, part.settings.train)
