@@ -108,9 +108,10 @@ def main() -> None:
         dist.barrier()
         on_link = sent.link()
         seconds = dict.fromkeys(("sample", "features", "forward", "backward", "update"), 0.0)
-        losses, begin = [], time.perf_counter()
+        losses, steps, begin = [], [], time.perf_counter()
         last = begin
         for batch in loader:
+            started = last
             marks = [("features", time.perf_counter())]
             answers = batch[target].y[:batch[target].batch_size]
             loss = F.cross_entropy(model(batch), answers)
@@ -124,11 +125,12 @@ def main() -> None:
             for name, now in marks:
                 seconds[name] += now - last
                 last = now
+            steps.append(last - started)
         whole = time.perf_counter() - begin
         trained += whole
         dist.barrier()
-        print(json.dumps({"seconds": whole, "stages": seconds, "loss": losses, "epoch": epoch,
-                          "rank": rank, "link": sent.link() - on_link, "causes": {},
+        print(json.dumps({"seconds": whole, "stages": seconds, "steps": steps, "loss": losses,
+                          "epoch": epoch, "rank": rank, "link": sent.link() - on_link, "causes": {},
                           "trained": trained, "memory": sent.host_memory(),
                           "parameters": sum(p.numel() for p in model.parameters())}), flush=True)
     loader.shutdown()
