@@ -80,9 +80,7 @@ class Runner:
         """The words of a command, as a user would write it after `python`."""
         words = [call.program, *shlex.split(call.options),
                  *shlex.split(call.quick if self._args.quick else call.full)]
-        if call.program == "compare.py" and self._args.graphlearn and "rgcn" in words:
-            words += ["--graphlearn", self._args.graphlearn]
-        return words
+        return words + ["--graphlearn", "PYTHON"] * ("graphlearn" in words)
 
     def shown(self, call: Call) -> str:
         """The same as a command line; nothing where no program runs."""
@@ -112,7 +110,10 @@ class Runner:
         known = "data" in found
         if self._args.kept and not call.made and not known:
             sys.exit(found.get("failed", NOT_YET))
-        if not known or (self._args.again and file not in self._again):
+        anew = not known or (self._args.again and file not in self._again)
+        if anew and "--graphlearn" in text and not self._args.graphlearn:
+            sys.exit("GraphLearn is not here")
+        if anew:
             found = self._made(call, text)
             if not call.made and not (known and "failed" in found):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,7 @@ class Runner:
                 "cores_busy_elsewhere": others(), "machine": machine(), "data": data}
 
     def _run(self, words: Sequence[str], call: Call) -> Any:
-        program, *rest = words
+        program, *rest = (self._args.graphlearn if word == "PYTHON" else word for word in words)
         what = f"{program} {' '.join(rest)}"
         if program == "dgl-heta":
             return run_child([*CLI, *rest, "--json"], what).result
