@@ -2,7 +2,8 @@
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who meets where; `dgl-heta launch` sets them on
 emulated hosts (compare.py starts it so). Prints a line of JSON per epoch, as that script does; as
-"features" counts the wait for a batch, which GraphLearn samples and collects in one.
+"features" counts the wait for a batch, which GraphLearn samples and collects in one. It also prints
+a line per step: `launch` ends trainers that say nothing while a server is gone, and there is none.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def main() -> None:
     data.load(root_dir=args.partitions, partition_idx=rank, graph_mode="CPU",
               feature_with_gpu=False,
               whole_node_label_file={target: f"{args.partitions}/labels.pt"})
+    print(f"rank {rank} has its part", flush=True)
     glt.distributed.init_worker_group(world_size=world, rank=rank, group_name="train")
     dist.init_process_group("gloo", init_method=f"tcp://{address}:{port}", rank=rank,
                             world_size=world)
@@ -126,6 +128,7 @@ def main() -> None:
                 seconds[name] += now - last
                 last = now
             steps.append(last - started)
+            print(f"rank {rank}: step {len(steps)}", flush=True)
         whole = time.perf_counter() - begin
         trained += whole
         dist.barrier()
