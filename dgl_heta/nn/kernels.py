@@ -252,9 +252,8 @@ class FusedKernel(BaseKernel):
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
-        """As `torch`; gradients are added to the array that all operators on a tensor share.
-
-        Not of rows that wait, of which some would become all, nor of a script's views.
+        """As `torch`; gradients are added to the array that all operators on a tensor share. Not
+        those of rows that wait, of which some would become all, nor of a script's views.
         """
         return [chosen_rows(x, chosen) if type(x) in (Tensor, torch.nn.Parameter)
                 and x._base is None and _compiled(x)
