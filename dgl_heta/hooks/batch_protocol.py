@@ -82,6 +82,11 @@ class BatchSource(Provider, Protocol):
         finally:
             getattr(batches, "close", lambda: None)()
 
+    def side_by_side(self, in_order: bool) -> int:
+        """How many batches are sampled at the same time, 1 by default. Where it is one, several
+        threads sample its relations (`train.sampling_threads`). `in_order` is as for `batches`."""
+        return 1
+
     def layers(self, sampler: Any, device: torch.device) -> Any:
         """What samples the layers of batches in `dgl-heta train` in place of the CPU's cores, the
         same blocks bit for bit; None, the default, for the cores.

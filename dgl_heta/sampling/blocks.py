@@ -8,7 +8,6 @@ end.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,8 +18,10 @@ from torch import Tensor
 
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.packing import Packed, rows_with_edges
 from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
+from dgl_heta.system import jit
 
 if TYPE_CHECKING:
     from dgl_heta.sampling.moments import Moments
@@ -97,13 +98,21 @@ class RelationBlock:
             return self
         if self.filled is not None:
             return self.filled
-        degrees = self.indptr.diff()
-        kept = torch.nonzero(degrees).flatten()
-        if 4 * len(kept) > 3 * self.num_rows:
+        indptr, rows = self._with_edges()
+        if len(indptr) == 0:
             return self
-        indptr = torch.cat([self.indptr[kept], self.indptr[-1:]])
-        return RelationBlock(self.relation, 0, indptr, self.indices, self.place,
-                             self.rows_at(kept))
+        return RelationBlock(self.relation, 0, indptr, self.indices, self.place, rows)
+
+    def _with_edges(self) -> tuple[Tensor, Tensor]:
+        """Pointers of the rows that have edges, and these rows; none where that are not fewer."""
+        if jit.COMPILES and self.indptr.device.type == "cpu":
+            some = rows_with_edges(self.indptr.numpy(), self.start,
+                                   None if self.rows is None else self.rows.numpy())
+            return torch.from_numpy(some[0]), torch.from_numpy(some[1])
+        kept = torch.nonzero(self.indptr.diff()).flatten()
+        if 4 * len(kept) > 3 * self.num_rows:
+            return self.indptr[:0], kept[:0]
+        return torch.cat([self.indptr[kept], self.indptr[-1:]]), self.rows_at(kept)
 
     def owned(self, values: Tensor) -> tuple[RelationBlock, Tensor]:
         """The rows that count here where relations are merged, without their edges, and their
@@ -316,6 +325,8 @@ class MiniBatch:
     places: dict[str, np.ndarray] | None = None
     moments: Moments | None = None
     pairs: dict[str, np.ndarray] = field(default_factory=dict)
+    packed: Packed | None = None
+    memory: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the edges."""
@@ -324,22 +335,31 @@ class MiniBatch:
                 *(tensor for block in self.blocks if block.prepared is not None
                   for tensor in block.prepared.tensors())]
 
-    def to(self, device: torch.device) -> MiniBatch:
-        """Move the edges to a device, all in one copy, from pinned memory, unless they were sampled
-        there."""
-        every = [edges for block in self.blocks for edges in block.edges]
-        if device.type != "cpu" and every and every[0].indptr.device == device:
-            for tensor in self.tensors():
-                tensor.record_stream(torch.cuda.current_stream(device))
+    def pack(self, device: torch.device) -> MiniBatch:
+        """Do what :meth:`to` does on the CPU, once. Threads that sample batches ahead do it side by
+        side."""
+        if self.packed is not None or self._is_on(device):
             return self
         for block in self.blocks:
             block.prepared = _prepare(block, device)
-        if device.type == "cpu":
+        if device.type != "cpu":
+            for edges in self._every():
+                edges.filled = edges.with_edges()
+            self.packed = Packed(self.tensors(), device)
+        return self
+
+    def to(self, device: torch.device) -> MiniBatch:
+        """Move the edges to a device, all in one copy, from pinned memory, unless they were sampled
+        there."""
+        if self._is_on(device):
+            self.keep(torch.cuda.current_stream(device))
             return self
-        for edges in every:
-            edges.filled = edges.with_edges()
-        moved = iter(_together(self.tensors(), device))
-        for edges in every:
+        self.pack(device)
+        if self.packed is None:
+            return self
+        self.memory, tensors = self.packed.on(device)
+        self.packed, moved = None, iter(tensors)
+        for edges in self._every():
             edges.indptr, edges.indices = next(moved), next(moved)
             if edges.rows is not None:
                 edges.rows = next(moved)
@@ -352,6 +372,19 @@ class MiniBatch:
             if block.prepared is not None:
                 block.prepared.move(moved)
         return self
+
+    def keep(self, stream: torch.cuda.Stream) -> None:
+        """Let another stream of the GPU use the edges: their memory is theirs until it has."""
+        for tensor in self.tensors() if self.memory is None else [self.memory]:
+            tensor.record_stream(stream)
+
+    def _every(self) -> list[RelationBlock]:
+        return [edges for block in self.blocks for edges in block.edges]
+
+    def _is_on(self, device: torch.device) -> bool:
+        """Whether the edges are on a GPU already."""
+        every = self._every()
+        return device.type != "cpu" and bool(every) and every[0].indptr.device.type == device.type
 
 
 Prepare = Callable[[Block, torch.device], "Prepared | None"]
@@ -370,18 +403,3 @@ def _tensors(edges: RelationBlock) -> list[Tensor]:
     filled = [some.indptr, some.rows] if some is not None and some is not edges else []
     return [edges.indptr, edges.indices, *rows, *(edges.shared or ()),
             *(x for x in filled if x is not None)]
-
-
-def _together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors on a device, as parts of one."""
-    starts = [0, *itertools.accumulate(-(-t.nbytes // _ALIGNED) * _ALIGNED for t in tensors)]
-    near = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    parts = [near[start:start + t.nbytes] for start, t in zip(starts, tensors)]
-    for part, tensor in zip(parts, tensors):
-        part.view(tensor.dtype).copy_(tensor.flatten())
-    far = near.to(device, non_blocking=True)
-    return [far[start:start + t.nbytes].view(t.dtype).view(t.shape)
-            for start, t in zip(starts, tensors)]
-
-
-_ALIGNED = 64  # bytes

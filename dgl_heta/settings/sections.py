@@ -238,10 +238,11 @@ class TrainSettings(_Section):
         "auto", description="where to compute: cuda on a GPU per worker, auto too if each has one; "
         "cuda-shared on GPUs that several workers share")
     threads: int = Field(0, ge=0, le=4096, description="CPU threads per worker; 0 shares the cores "
-                         "evenly")
+                         "evenly, on a GPU 1")
     sampling_threads: int = Field(
         0, ge=0, le=4096, description="threads that draw a batch's relations side by side, which "
-        "gives the same batches; 0: as many as compute")
+        "gives the same batches; 0: one where batches are sampled side by side (pipeline), else "
+        "as many as there are cores, four at most")
     eval_every: int = Field(1, ge=1, description="epochs between validations")
 
     @property

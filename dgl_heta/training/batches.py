@@ -174,7 +174,8 @@ class Batches:
         batches = self.making.start(
             # Where sampling is a collective, batches are sampled in their order, by one thread.
             part.source, len(left), part.plan.exchanges_while_sampling,
-            {"sample": lambda index: self.sampled(sampler, left[index], first + done + index),
+            {"sample": lambda index: self.sampled(
+                sampler, left[index], first + done + index).pack(part.device),
              "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), closing(batches):
             for at, step in enumerate(left, done):

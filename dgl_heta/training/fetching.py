@@ -58,8 +58,9 @@ class Fetching:
         if batch.copied is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(batch.copied)
-            for tensor in (*batch.tensors(), *(batch.rows or {}).values()):
-                tensor.record_stream(current)  # its memory was allocated on the other one
+            batch.keep(current)  # memory that was allocated on the other one
+            for rows in (batch.rows or {}).values():
+                rows.record_stream(current)
             batch.copied = None
         return batch
 

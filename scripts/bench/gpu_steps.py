@@ -3,10 +3,10 @@
     python scripts/bench/gpu_steps.py --out steps.jsonl --seconds 240
 
 One worker trains on synthetic graphs. Each case is a graph, a model and a variant: the default, the
-kernel `merged`, batches that are made ahead, cached rows, rows in memory, the CPU. A case takes
-steps until its time is over, after three that compile and warm up, and then one that torch.profiler
-watches: kernels on the device, their milliseconds, copies, and calls that wait for the device.
-Seconds by stage include what the stage waits for.
+kernel `merged`, batches sampled there or on demand, cached rows, rows in memory, the CPU. A case
+takes steps until its time is over, after three that compile and warm up, and then one that
+torch.profiler watches: kernels on the device, their milliseconds, the eight kinds of them that take
+longest, copies, and calls that wait for the device. Seconds by stage include what it waits for.
 
 Each line of the file is a case as it ended. Cases that the file has are left out, so that another
 run goes on where one was killed; a case that killed it is one that failed. Cases come in rounds
@@ -41,16 +41,17 @@ from dgl_heta.training.setup import build_engine
 
 SCALES = {"mag": 0.1, "freebase": 0.05}
 MODELS = ("rgcn", "rgat", "hgt")
-AHEAD = "train.batches=pipeline"
+MERGED, THERE = "train.kernel=merged", "train.batches=gpu"
 VARIANTS: dict[str, list[str]] = {
     "default": [],
-    "merged": ["train.kernel=merged"],
+    "merged": [MERGED],
     "CPU": ["train.device=cpu"],
-    "ahead": [AHEAD],
-    "merged, ahead, cached": ["train.kernel=merged", AHEAD, "cache.policy=miss_penalty"],
-    "merged, ahead": ["train.kernel=merged", AHEAD],
-    "cached": ["cache.policy=miss_penalty"],
+    "merged, sampled there": [MERGED, THERE],
+    "sampled there": [THERE],
+    "on demand": ["train.batches=on-demand"],
     "rows in memory": ["cache.policy=none"],
+    "merged, cached": [MERGED, "cache.policy=miss_penalty"],
+    "cached": ["cache.policy=miss_penalty"],
 }
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 WARM = 3
@@ -190,10 +191,17 @@ def launched(step: Callable[[], Any]) -> dict[str, Any]:
         step()
         torch.cuda.synchronize()
     events = seen.events() or []
-    on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    # PyTorch notes there, too, from when to when an optimizer's step ran.
+    on_device = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA
+                 and not e.name.startswith("Optimizer.")]
     kernels = [e for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]
     busy = sum(e.time_range.elapsed_us() for e in on_device) / 1e3
+    by_name: dict[str, list[float]] = {}
+    for event in on_device:
+        by_name.setdefault(event.name[:80], []).append(event.time_range.elapsed_us() / 1e3)
+    longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:8]
     return {"kernels": len(kernels), "busy_ms": busy,
+            "longest": {name: [len(times), sum(times)] for name, times in longest},
             "copies": {kind: sum(e.name.startswith(f"Memcpy {kind}") for e in on_device)
                        for kind in ("HtoD", "DtoH", "DtoD")},
             "waits": sum(e.name in WAITS for e in events) - 1}  # but for the one above

@@ -22,7 +22,7 @@ def bits(batch: MiniBatch) -> list[tuple[Any, ...]]:
         found.append((block.layer, block.num_src, block.num_dst))
         for e in block.edges:
             found.append((e.relation, e.start, e.place, *(
-                None if x is None else (x.dtype, x.numpy().tobytes())
+                None if x is None else (x.dtype, x.cpu().numpy().tobytes())
                 for x in (e.indptr, e.indices, e.rows, *(e.shared or (None, None))))))
     return found
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.tools import Block, RelationBlock
+from dgl_heta.tools import Block, kernel
 
 TILE = 64
 
@@ -59,30 +58,39 @@ class LayerEdges:
         self.results = list(block.num_dst.items())
         self.number = sum(n for _, n in self.results)
         of_sources, of_results = _starts(block.num_src), _starts(block.num_dst)
-        parts = [_tiled(e, of_sources[e.relation.src], of_sources.get(e.relation.dst, 0),
-                        of_results[e.relation.dst], self.number) for e in self.relations]
-        source, destination, degree, target = (
-            np.concatenate([part[i] for part in parts]) for i in range(4))
-        self.edge_counts = [len(part[0]) for part in parts]
-        self.row_counts = [len(part[2]) for part in parts]
-        rows, self.edges = len(degree), len(source)
-        numbers = np.arange(len(parts))
-        of_edges, of_rows = (np.array(counts) // TILE
+        filled = [rows_that_have(e.indptr.numpy()) for e in self.relations]
+        # A row more at least, at which the edges that fill the last tile end.
+        self.row_counts = [-(-(n + 1) // TILE) * TILE if n else 0 for n in filled]
+        self.edge_counts = [-(-len(e.indices) // TILE) * TILE for e in self.relations]
+        self.edges, rows = sum(self.edge_counts), sum(self.row_counts)
+        made = {"items": np.empty(self.edges + rows, np.int32),
+                "row": np.empty(self.edges, np.int32), "indptr": np.zeros(rows + 1, np.int64),
+                "degree": np.empty((rows, 1), np.int32), "target": np.empty(rows, np.int32)}
+        edge = row = 0
+        for e, edge_count, row_count in zip(self.relations, self.edge_counts, self.row_counts):
+            if row_count:
+                fill_tiles(e.indptr.numpy(), e.indices.numpy(), e.start,
+                           None if e.rows is None else e.rows.numpy(), of_sources[e.relation.src],
+                           of_sources.get(e.relation.dst, 0), of_results[e.relation.dst],
+                           self.number, edge, edge + edge_count, row, row + row_count, self.edges,
+                           made["items"], made["row"], made["indptr"], made["degree"],
+                           made["target"])
+            edge, row = edge + edge_count, row + row_count
+        numbers = np.arange(len(self.relations), dtype=np.int32)
+        of_edges, of_rows = (np.array(counts, np.int64) // TILE
                              for counts in (self.edge_counts, self.row_counts))
         tiles = [np.repeat(numbers, of_edges), np.repeat(numbers, of_rows)]
-        own = [of_sources.get(t, 0) + np.arange(n) for t, n in self.results]
+        own = [np.arange(at, at + n, dtype=np.int32)
+               for at, n in ((of_sources.get(t, 0), n) for t, n in self.results)]
         self.source_types = list(dict.fromkeys(e.relation.src for e in self.relations))
         self.result_types = list(dict.fromkeys(e.relation.dst for e in self.relations))
-        made = {
-            "result_of": np.repeat(np.arange(len(self.results)), [n for _, n in self.results]),
+        made |= {
+            "result_of": np.repeat(np.arange(len(self.results), dtype=np.int32),
+                                   [n for _, n in self.results]),
             "source_type": [self.source_types.index(e.relation.src) for e in self.relations],
             "result_type": [self.result_types.index(e.relation.dst) for e in self.relations],
-            "items": np.concatenate([source, destination]),
-            "row": np.repeat(np.arange(rows), degree),
-            "indptr": np.concatenate([[0], np.cumsum(degree)]),
-            "degree": np.maximum(degree, 1)[:, None], "target": target,
-            "own": np.concatenate([*own, [0]]), "tiles": np.concatenate(tiles),
-            "sides": np.concatenate([tiles[0], tiles[1] + len(parts)]),
+            "own": np.concatenate([*own, np.zeros(1, np.int32)]), "tiles": np.concatenate(tiles),
+            "sides": np.concatenate([tiles[0], tiles[1] + len(numbers)]),
             "tile_ends": np.cumsum([0, *of_edges, *of_rows]),
             "row_tile_ends": np.cumsum([0, *of_rows])}
         self._tensors = {name: torch.from_numpy(np.ascontiguousarray(
@@ -119,19 +127,48 @@ def _starts(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(zip(counts, itertools.accumulate(counts.values(), initial=0)))
 
 
-def _tiled(edges: RelationBlock, source_start: int, destination_start: int, result_start: int,
-           beyond: int) -> tuple[Any, Any, Any, Any]:
-    """Of the rows that have edges, in tiles: the source state of each edge, the destination's state
-    of each row, how many edges it has, its result."""
-    degrees = np.diff(edges.indptr.numpy())
-    kept = np.flatnonzero(degrees)
-    if not len(kept):
-        return (np.empty(0, np.int64),) * 4
-    at = kept + edges.start if edges.rows is None else edges.rows.numpy()[kept]
-    indices = edges.indices.numpy().astype(np.int64)
-    more_edges, more_rows = -len(indices) % TILE, TILE - len(kept) % TILE  # a row at least
-    source = np.concatenate([indices, np.full(more_edges, indices[-1])]) + source_start
-    destination = np.concatenate([at, np.full(more_rows, at[-1])]) + destination_start
-    degree = np.concatenate([degrees[kept], [more_edges], np.zeros(more_rows - 1, np.int64)])
-    target = np.concatenate([at + result_start, np.full(more_rows, beyond)])
-    return source, destination, degree, target
+@kernel
+def rows_that_have(indptr):  # type: ignore[no-untyped-def]
+    """The number of rows that have edges."""
+    count = 0
+    for row in range(len(indptr) - 1):
+        count += indptr[row + 1] > indptr[row]
+    return count
+
+
+@kernel
+def fill_tiles(  # type: ignore[no-untyped-def]
+        indptr, indices, start, rows, of_sources, of_destinations, of_results, beyond, edge,
+        edge_stop, row, row_stop, every, items, row_of, ends, degrees, targets):
+    """Write a relation's tiles: its edges and those that fill the last tile from `edge` on, its
+    rows that have edges, and more, from `row` on. The states of its sources and of its destinations
+    and its results begin at `of_…`; nobody reads the result `beyond`. Rows' items begin at `every`.
+    See :class:`LayerEdges`."""
+    at = edge
+    for place in range(len(indptr) - 1):
+        low, high = indptr[place], indptr[place + 1]
+        if high == low:
+            continue
+        number = place + start if rows is None else rows[place]
+        for i in range(low, high):
+            items[at] = indices[i] + of_sources
+            row_of[at] = row
+            at += 1
+        items[every + row] = number + of_destinations
+        degrees[row, 0] = high - low
+        targets[row] = number + of_results
+        ends[row + 1] = at
+        row += 1
+    last, destination, more = items[at - 1], items[every + row - 1], edge_stop - at
+    while at < edge_stop:
+        items[at] = last
+        row_of[at] = row
+        at += 1
+    degrees[row, 0] = max(more, 1)
+    while row < row_stop:
+        items[every + row] = destination
+        targets[row] = beyond
+        ends[row + 1] = at
+        row += 1
+        if row < row_stop:
+            degrees[row, 0] = 1

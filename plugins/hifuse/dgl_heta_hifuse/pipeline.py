@@ -61,8 +61,10 @@ class Pipeline(BatchSource):
             _say_once(cores)
             yield from super().staged(steps, stages, in_order)
             return
-        yield from ahead(steps, stages, in_order, self.settings.depth,
-                         1 if in_order else max(min(self.settings.at_once, free), 1))
+        yield from ahead(steps, stages, in_order, self.settings.depth, self.side_by_side(in_order))
+
+    def side_by_side(self, in_order: bool) -> int:
+        return 1 if in_order else max(min(self.settings.at_once, _cores()[1]), 1)
 
 
 def ahead(steps: int, stages: Sequence[Stage], in_order: bool, depth: int, samplers: int
@@ -96,8 +98,7 @@ def _cores() -> tuple[int, int]:
              else os.cpu_count() or 1)
     beside = os.environ.get("LOCAL_WORLD_SIZE", "")
     own = max(every // max(int(beside) if beside.isdecimal() else 1, 1), 1)
-    threads = torch.get_num_threads()
-    return own, threads if torch.cuda.is_initialized() else max(own - threads, 0)
+    return own, own if torch.cuda.is_initialized() else max(own - torch.get_num_threads(), 0)
 
 
 @functools.cache
