@@ -66,8 +66,8 @@ class RelationBlock:
     each other: then `rows` (int64) has them, and `start` is 0. With `shared` the edges are a part
     of these rows' edges; all workers that have the relation have these rows, in one order. `sample`
     says how the edges were sampled, for who asks which they are; None where that is not known.
-    `filled` is what :meth:`with_edges` returns where that was found before the edges were moved to
-    a GPU, which would have to be waited for.
+    Before the edges are moved to a GPU, which would have to be waited for, what :meth:`with_edges`
+    returns is found: `filled`, or these edges themselves if they are `full`.
     """
 
     relation: Relation
@@ -79,6 +79,7 @@ class RelationBlock:
     shared: SharedRows | None = None
     sample: EdgeSample | None = None
     filled: RelationBlock | None = None
+    full: bool = False
 
     @property
     def in_edges(self) -> InEdges:
@@ -94,7 +95,7 @@ class RelationBlock:
 
     def with_edges(self) -> RelationBlock:
         """The same edges over those rows only that have any, if that are many fewer."""
-        if self.shared is not None:
+        if self.shared is not None or self.full:
             return self
         if self.filled is not None:
             return self.filled
@@ -344,7 +345,9 @@ class MiniBatch:
             block.prepared = _prepare(block, device)
         if device.type != "cpu":
             for edges in self._every():
-                edges.filled = edges.with_edges()
+                some = edges.with_edges()
+                edges.full = some is edges  # (a block that refers to itself is not freed in time)
+                edges.filled = None if edges.full else some
             self.packed = Packed(self.tensors(), device)
         return self
 
@@ -365,8 +368,7 @@ class MiniBatch:
                 edges.rows = next(moved)
             if edges.shared is not None:
                 edges.shared = SharedRows(next(moved), next(moved))
-            some = edges.filled
-            if some is not None and some is not edges:
+            if (some := edges.filled) is not None:
                 some.indptr, some.rows, some.indices = next(moved), next(moved), edges.indices
         for block in self.blocks:
             if block.prepared is not None:
@@ -399,7 +401,6 @@ def prepare_by(prepare: Prepare) -> None:
 
 def _tensors(edges: RelationBlock) -> list[Tensor]:
     rows = [] if edges.rows is None else [edges.rows]
-    some = edges.filled
-    filled = [some.indptr, some.rows] if some is not None and some is not edges else []
+    filled = [] if edges.filled is None else [edges.filled.indptr, edges.filled.rows]
     return [edges.indptr, edges.indices, *rows, *(edges.shared or ()),
             *(x for x in filled if x is not None)]

@@ -309,8 +309,8 @@ class _Layer:
             own = indices[self._edge_stops[i]:self._edge_stops[i + 1]]
             block = RelationBlock(each.relation, each.start, indptr[low + i:high + i + 1], own,
                                   each.place)
-            block.filled = block
-            if 4 * (last - first) <= 3 * (high - low):
+            block.full = 4 * (last - first) > 3 * (high - low)
+            if not block.full:
                 block.filled = RelationBlock(each.relation, 0, some[first + i:last + i + 1], own,
                                              each.place, rows[first:last])
             blocks.append(block)

@@ -40,6 +40,7 @@ def test_it_counts_operators_and_says_that_no_gpu_was_there():
             assert int(row[5].replace(",", "")) > 0
             assert float(row[6]) > 0
         assert rows["merged"][7:] == ["1.00", "1.00"]
+        assert float(rows["torch"][7]) > 1.5  # whole layers are taken at once
     assert "CPU: no figure of a GPU came of this run" in done.stdout
     refused = script()
     assert refused.returncode == 1

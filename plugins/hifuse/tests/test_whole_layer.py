@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -265,3 +267,20 @@ def test_what_somebody_has_changed_in_a_model_counts(layer: type[HGNNLayer], cha
     use_kernel(TorchKernel())
     want = outcome(change(model(layer, {})), batch())["out"]
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["rgcn", "rgat", "hgt"])
+def test_a_batch_that_is_dropped_is_freed_at_once(name: str) -> None:
+    """It takes memory of the GPU, of which the garbage collector knows nothing."""
+    layer, changes = AT_ONCE[name]
+    of = batch().to(CPU)
+    assert all(isinstance(block.prepared, WholeLayer) for block in of.blocks)
+    outcome(model(layer, changes), of)
+    seen = [weakref.ref(thing) for block in of.blocks for thing in (
+        block, *block.edges, block.prepared)]
+    gc.disable()
+    try:
+        del of
+        assert not [thing for thing in (ref() for ref in seen) if thing is not None]
+    finally:
+        gc.enable()
