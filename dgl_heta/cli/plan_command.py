@@ -183,7 +183,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
 
     from dgl_heta.cli.requests import cutter_of, partition_request, targets_of
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
-    from dgl_heta.planning.gpu import REACHED, check
+    from dgl_heta.planning.gpu import HOST, REACHED, check
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.console_tables import show_estimates, show_on_gpus
 
@@ -225,7 +225,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
                                     options.seed or 0)
     systems = estimate(chosen, workload, cluster, coefficients, counted, fields, settings)
     gpu = None if cluster.gpu is None else {
-        "measured": False, **cluster.gpu.model_dump(), "reached": REACHED,
+        "measured": False, **cluster.gpu.model_dump(), "reached": REACHED, "host_seconds": HOST,
         "kernel": settings.train.kernel, "cache": settings.cache.policy_on(gpu=True)}
     if as_json:
         print_json({

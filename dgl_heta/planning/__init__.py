@@ -13,5 +13,5 @@ What a plan would cost, each counted in one place:
 - `workload`: the training; `reach`: rows and edges of a step; `compute`: its operations;
   `traffic`: its bytes by cause; `footprint`: bytes that a partition holds;
 - `cost`: these per partition of a plan; `cluster_estimate`: seconds on machines that are not there;
-  `gpu`: of a step on a GPU, on paper.
+  `gpu`: of a step on a GPU.
 """

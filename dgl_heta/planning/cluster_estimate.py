@@ -23,7 +23,7 @@ from dgl_heta.planning import traffic
 from dgl_heta.planning.compute import OF_MODELS, UNITS, parameter_groups, step_units
 from dgl_heta.planning.cost import below_last
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
-from dgl_heta.planning.gpu import GPUS, Gpu, forecast
+from dgl_heta.planning.gpu import GPUS, SAMPLERS, Gpu, forecast
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import (
@@ -252,7 +252,7 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
         loads_of[name] = [replace(load, sent={**load.sent, **{
             cause: size * cluster.trainers for cause, size in causes.items()
             if size or cause in load.sent}}) for load in loads_of[name]]
-    cores = cluster.speed * cluster.cores / cluster.trainers
+    cores = cluster.speed * min(cluster.cores / cluster.trainers, SAMPLERS)
     on_cpu = coefficients.of(SYSTEMS[0], work.model)
     cpu = {unit: each / cores for unit, each in on_cpu.items()}
     on_gpu: dict[str, dict[str, Any]] = {name: max((

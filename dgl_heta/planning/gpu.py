@@ -1,4 +1,5 @@
-"""A training step on a GPU, on paper: none was measured (docs/measurements/cost-model.md)."""
+"""A training step on a GPU, from a data sheet's figures, counted kernels and bytes, and what steps
+on one H200 took (docs/measurements/cost-model.md)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 class Gpu(BaseModel):
     """A GPU at most: GB of memory, GB/s of it and (one way) to the host, 10¹² operations
-    of dense products a second in float32 and in bfloat16 (default: the same). `launch_us`, what a
-    kernel costs the host, is an assumption."""
+    of dense products a second in float32 and in bfloat16 (default: the same). `launch_us` is what a
+    kernel costs the host, with the operator that calls it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     memory_gb: float = Field(gt=0, le=1e5)
@@ -29,7 +30,7 @@ class Gpu(BaseModel):
     host_bandwidth: float = Field(ge=0.1, le=1e5)
     tflops: float = Field(ge=0.01, le=1e6)
     bf16_tflops: float | None = Field(None, ge=0.01, le=1e6)
-    launch_us: float = Field(5.0, ge=0, le=1e5)
+    launch_us: float = Field(31.7, ge=0, le=1e5)
 
 
 GPUS = {name: dict(zip(Gpu.model_fields, figures)) for name, figures in {
@@ -37,8 +38,14 @@ GPUS = {name: dict(zip(Gpu.model_fields, figures)) for name, figures in {
     "h200": (141.0, 4800.0, 64.0, 67.0, 989.0), "l4": (24.0, 300.0, 32.0, 30.3, 121.0)}.items()}
 """NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM and L4: without sparsity, float32
 without TF32 (PyTorch's default), to the host one way of PCIe x16 (Gen4, Gen5)."""
-REACHED = {"memory": 0.7, "host": 0.8, "products": 0.5}
-"""Shares of the bandwidths and of the peak that are reached: assumptions."""
+REACHED = {"memory": 0.27, "host": 0.86, "products": 0.4}
+"""Shares of the bandwidths and of the peak that are reached: as `launch_us` and :data:`HOST` fitted
+to steps on an H200 (`memory`: of what kernels add to the host's time), or measured there (pinned
+copies; products of 262,144 × 64 with 64 × 64)."""
+HOST = {"step": 1.4e-3, "merged relation": 2.6e-4}
+"""Seconds of the host for a step, and with `merged` for each relation that is run."""
+SAMPLERS = 4
+"""Batches that are sampled side by side at most (`plugins.pipeline.at_once`), each by a core."""
 COUNTED = {
     "fused": {"rgcn": (85.8, 21.8, 10.4, 12.8, 3.0, 1.3, 0.4, 1.1),
               "rgat": (106.1, 78.3, 59.0, 24.0, 5.1, 7.5, 0.2, 1.3),
@@ -92,12 +99,14 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     moved, batch = (sum(map(mul, (load.work["message"], ends, sum(read.values())), counted[at:]))
                     for at in (2, 5))
     kernels, edges = counted[0] + counted[1] * load.work["call"], load.work["edge"]
+    calls = load.work["call"] if settings.train.kernel == "merged" else 0
     mixed = gpu.bf16_tflops if settings.train.autocast == "bfloat16" else None
     memory, host, peak = map(mul, REACHED.values(), (
         gpu.memory_bandwidth * 1e9, gpu.host_bandwidth * 1e9, (mixed or gpu.tflops) * 1e12))
     sent = EDGE_BYTES[settings.train.kernel] * edges
     stages = {"sample": cpu["edge"] * edges + cpu["gathered"] * fetched,
-              "up": (fetched + sent) / host, "launch": kernels * gpu.launch_us * 1e-6,
+              "up": (fetched + sent) / host, "launch": (
+                  HOST["step"] + kernels * gpu.launch_us * 1e-6 + calls * HOST["merged relation"]),
               "memory": moved / memory, "products": load.work["flop"] / peak,
               "down": trained / host + cpu["updated"] * trained, "exchange": exchange}
     seconds = sum(stages.values())

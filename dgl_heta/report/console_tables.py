@@ -56,7 +56,7 @@ def show_on_gpus(systems: Sequence[Estimate], gpu: Mapping[str, Any], out: Conso
     """Steps on GPUs; `gpu` says what they were forecast with."""
     found = {one.system: one.gpu for one in systems if one.gpu}
     rows = table(f"a step on a GPU of {gpu['memory_gb']:g} GB for each trainer", *found,
-                 title="On paper, not measured", right=[*found])
+                 title="Forecast, not measured", right=[*found])
     times = [{**one["stages"], "together": one["seconds_per_step"],
               "together, sampled ahead": one["pipelined"]} for one in found.values()]
     for stage in times[0]:
@@ -65,10 +65,11 @@ def show_on_gpus(systems: Sequence[Estimate], gpu: Mapping[str, Any], out: Conso
         rows.add_row(key, *(human_bytes(round(one[key])) + (
             " (too much)" if key == "batch" and not one["fits"] else "") for one in found.values()))
     out.print(rows)
-    out.print("no GPU was measured: figures are a data sheet's, assumed (--json), or counted on a "
-              f"pretended GPU (train.kernel = {gpu['kernel']}, cache.policy = "
-              f"{escape(gpu['cache'])}); sample, exchange and half of down are of CPUs, as all of "
-              "the table above. DistDGL's kernels were not counted", style="dim", highlight=False)
+    out.print("from a data sheet, from kernels and bytes counted on a pretended GPU (train.kernel "
+              f"= {gpu['kernel']}, cache.policy = {escape(gpu['cache'])}) and from what fits steps "
+              "of one worker on an H200 to 25 % (--json); no other GPU was measured. Sample, "
+              "exchange and half of down are of CPUs, as all of the table above. DistDGL's kernels "
+              "were not counted", style="dim", highlight=False)
 
 
 def show_comparison(comparison: Comparison, work: Workload, out: Console) -> None:

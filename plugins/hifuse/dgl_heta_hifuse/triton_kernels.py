@@ -1,8 +1,8 @@
 """Passes over the edges of :class:`dgl_heta_hifuse.layer_edges.LayerEdges`, in Triton, on a GPU.
 
 Each reads a row's edges once and writes what is of the size of the result: what
-:mod:`dgl_heta_hifuse.layer_functions` does by PyTorch's operators one after the other. No GPU has
-run them yet; the tests run them by Triton's interpreter.
+:mod:`dgl_heta_hifuse.layer_functions` does by PyTorch's operators one after the other. Tests
+without a GPU run them by Triton's interpreter.
 """
 
 import functools
