@@ -28,7 +28,8 @@ STEADY = "--steps 8 --epochs 2 --repeats 2 --within 0.1 --most 3"
 COUNTED = "--steps 4 --epochs 1 --repeats 1"  # bytes are the same in each run
 SMALL = {"mag": 0.01, "freebase": 0.01, "donor": 0.01, "igb-het": 0.001, "mag240m": 0.0005}
 GRAPHLEARN = "GraphLearn, of which steps alone are measured (heta-fig9)"
-GPU = "it needs an NVIDIA GPU: `scripts/gpu.sh` on a machine that has one (docs/gpu.md)"
+GPU = ("it needs an NVIDIA GPU: `scripts/gpu.sh` on a machine that has one (docs/gpu.md); what an "
+       "H200 took is in docs/measurements/gpu-step.md")
 REAL = {"debian": "the plugin dgl-heta-datasets",
         "git:.": "a clone of this repository with its history",
         "git:path=../numba": "git clone https://github.com/numba/numba beside this repository"}
