@@ -252,9 +252,10 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
         loads_of[name] = [replace(load, sent={**load.sent, **{
             cause: size * cluster.trainers for cause, size in causes.items()
             if size or cause in load.sent}}) for load in loads_of[name]]
-    cores = cluster.speed * min(cluster.cores / cluster.trainers, SAMPLERS)
+    samplers = min(cluster.cores / cluster.trainers, SAMPLERS)  # else one thread
     on_cpu = coefficients.of(SYSTEMS[0], work.model)
-    cpu = {unit: each / cores for unit, each in on_cpu.items()}
+    cpu = {unit: each / cluster.speed / (samplers if unit == "edge" else 1)
+           for unit, each in on_cpu.items()}
     on_gpu: dict[str, dict[str, Any]] = {name: max((
         forecast(load, plan.schema, work, cluster.gpu, settings or Settings(), cpu,
                  busy(load, cluster, on_cpu, ("exchange", "remote"))

@@ -78,9 +78,10 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
              cpu: Mapping[str, float], exchange: float) -> dict[str, Any]:
     """Add up a trainer's step on its GPU, with the same share of each type's rows cached.
 
-    `cpu` has the seconds of a unit of work on its CPU cores; `exchange` is in seconds. Returns
-    seconds (`stages`, their sum, and `pipelined`, where batches are sampled ahead), the number of
-    `kernels`, and bytes on the GPU: `batch`, `cached` of `cacheable`, and whether that `fits`.
+    `cpu` has the seconds of a unit of work on its CPU, of an edge on its samplers together;
+    `exchange` is in seconds. Returns seconds (`stages`, their sum, and `pipelined`, where batches
+    are sampled ahead), the number of `kernels`, and bytes on the GPU: `batch`, `cached` of
+    `cacheable`, and whether that `fits`.
     """
     step, counted, row = load.step, COUNTED[settings.train.kernel][work.model], work.row_bytes
     assert step is not None

@@ -35,7 +35,7 @@ class Packed:
         into, start = self._near.numpy(), 0
         for place in itertools.chain(*self._places.values()):
             stop = start + tensors[place].nbytes
-            into[start:stop] = tensors[place].numpy().reshape(-1).view(np.uint8)
+            into[start:stop] = _bytes(tensors[place])
             start = stop + gaps[place]
 
     def on(self, device: torch.device) -> tuple[Tensor, list[Tensor]]:
@@ -51,6 +51,13 @@ class Packed:
                 found[place] = part if len(shape) == 1 else part.view(shape)
             start = stop
         return far, found
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+    if flat.dtype is torch.bfloat16:  # which NumPy does not have
+        flat = flat.view(torch.int16)
+    return np.ascontiguousarray(flat.numpy()).view(np.uint8)
 
 
 @late_kernel

@@ -10,6 +10,7 @@ bit.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,6 +140,12 @@ class OnCores:
     def __init__(self, counts: Mapping[str, int], threads: int) -> None:
         self._scratch = RowScratch(counts)
         self._threads = Threads(threads) if threads > 1 else None
+
+    def on_one_thread(self) -> OnCores:
+        """The same, for callers of which several sample at once."""
+        other = copy.copy(self)
+        other._threads = None
+        return other
 
     def borrow(self) -> AbstractContextManager[dict[str, NodeRows]]:
         return self._scratch.borrow()

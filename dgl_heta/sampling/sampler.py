@@ -132,6 +132,14 @@ class NeighborSampler:
         other._layers = layers
         return other
 
+    def on_one_thread(self) -> NeighborSampler:
+        """A sampler of the same batches for callers of which several sample at once."""
+        if not isinstance(self._layers, OnCores):
+            return self
+        other = copy.copy(self)
+        other._layers = self._layers.on_one_thread()
+        return other
+
     def with_fanouts(self, fanouts: Sequence[Fanout]) -> NeighborSampler:
         """A sampler of other fanouts, which samples layers as this one does."""
         _check_fanouts(fanouts, self.scope.hops)

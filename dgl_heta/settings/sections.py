@@ -241,8 +241,8 @@ class TrainSettings(_Section):
                          "evenly, on a GPU 1")
     sampling_threads: int = Field(
         0, ge=0, le=4096, description="threads that draw a batch's relations side by side, which "
-        "gives the same batches; 0: one where batches are sampled side by side (pipeline), else "
-        "as many as there are cores, four at most")
+        "gives the same batches; 0: as many as compute; for a GPU four at "
+        "most, and one where batches are sampled side by side (pipeline)")
     eval_every: int = Field(1, ge=1, description="epochs between validations")
 
     @property

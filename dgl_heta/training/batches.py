@@ -17,7 +17,7 @@ from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, MiniBatch
-from dgl_heta.sampling.sampler import Deliver
+from dgl_heta.sampling.sampler import Deliver, NeighborSampler
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
 from dgl_heta.training.fetching import Fetching
@@ -171,12 +171,18 @@ class Batches:
         epoch : from 0.
         """
         part, left = self.part, steps[done:]
-        batches = self.making.start(
-            # Where sampling is a collective, batches are sampled in their order, by one thread.
-            part.source, len(left), part.plan.exchanges_while_sampling,
-            {"sample": lambda index: self.sampled(
-                sampler, left[index], first + done + index).pack(part.device),
-             "fetch": self._fetching.fetch})
+        # Where sampling is a collective, batches are sampled in their order, by one thread.
+        in_order = part.plan.exchanges_while_sampling
+        beside = part.source.side_by_side(in_order) > 1
+        if part.one_thread_each and isinstance(sampler, NeighborSampler):
+            sampler = sampler.on_one_thread()
+
+        def sample(index: int) -> MiniBatch:
+            mini = self.sampled(sampler, left[index], first + done + index)
+            return mini.pack(part.device) if beside else mini
+
+        batches = self.making.start(part.source, len(left), in_order,
+                                    {"sample": sample, "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), closing(batches):
             for at, step in enumerate(left, done):
                 mini: MiniBatch | None = self.making.next(batches)

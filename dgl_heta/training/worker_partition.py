@@ -220,17 +220,21 @@ class WorkerPartition:
         return sampler if layers is None else sampler.on(layers)
 
     def _sampling_threads(self) -> int:
-        """How many threads sample a batch. More than a few wait for Python's lock, and so does
-        training; where batches are sampled side by side, cores have enough to do."""
-        if self.source.side_by_side(self.plan.exchanges_while_sampling) > 1:
-            return 1
-        return min(MOST_THREADS,
-                   own_cores() if self.device.type == "cuda" else torch.get_num_threads())
+        """How many threads sample a batch that is sampled alone."""
+        return (min(own_cores(), MOST_THREADS) if self.device.type == "cuda"
+                else torch.get_num_threads())
+
+    @property
+    def one_thread_each(self) -> bool:
+        """Whether one thread samples a batch: others sample others at the same time, and on a GPU,
+        where training needs a core's Python alone, more of them wait for Python's lock."""
+        return self.device.type == "cuda" and not self.settings.train.sampling_threads and (
+            self.source.side_by_side(self.plan.exchanges_while_sampling) > 1)
 
 
 MOST_THREADS = 4
-"""That sample the relations of a batch, if settings do not say how many. Of ogbn-mag × 0.1 a batch
-took 28, 17 and 18 ms with 1, 4 and 16 threads on 16 cores (docs/measurements/gpu-step.md)."""
+"""That sample a batch's relations for a GPU, if settings do not say how many: of synthetic mag ×
+0.1 a batch took 28, 17 and 18 ms with 1, 4 and 16 threads (docs/measurements/gpu-step.md)."""
 
 
 def own_cores() -> int:

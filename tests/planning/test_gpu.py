@@ -57,13 +57,23 @@ def test_stages_in_numbers():
 
 
 @pytest.mark.parametrize(("figure", "stage"), [
-    ("memory_bandwidth", "memory"), ("tflops", "products"), ("host_bandwidth", "up"),
-    ("cores", "sample")])
+    ("memory_bandwidth", "memory"), ("tflops", "products"), ("host_bandwidth", "up")])
 def test_twice_as_much_is_twice_as_fast(figure, stage):
     before = {**TABLE, "cores": 1}[figure]
     slow, fast = (forecast("cache.policy=none", **{figure: n * before})["stages"] for n in (1, 2))
     assert fast[stage] == pytest.approx(slow[stage] / 2)
     assert fast["launch"] == slow["launch"]
+
+
+def test_edges_are_sampled_on_four_cores_at_most_and_rows_read_on_one():
+    everything = [forecast("cache.capacity_mb=9000", cores=n)["stages"] for n in (1, 2, 4, 16)]
+    sample = [stages["sample"] for stages in everything]
+    assert [sample[0] / each for each in sample] == pytest.approx([1, 2, 4, 4])
+    nothing = [forecast("cache.policy=none", cores=n)["stages"] for n in (1, 4)]
+    rows = [stages["sample"] - all_there for stages, all_there in zip(nothing, sample[::2])]
+    assert rows[0] > 0
+    assert rows[0] == pytest.approx(rows[1])
+    assert nothing[0]["down"] == nothing[1]["down"]
 
 
 def test_products_in_bfloat16_are_of_another_peak():

@@ -55,13 +55,15 @@ class AllRelations(Relations):
     """The relations of a layer, of which operators take all at once."""
 
     edges: LayerEdges
+    block: Any
     whole: Tensor
     by_cost = False
 
     @classmethod
-    def of(cls, views: Sequence[Edges], edges: LayerEdges, states: Tensor) -> AllRelations:
+    def of(cls, views: Sequence[Edges], edges: LayerEdges, block: Any, states: Tensor
+           ) -> AllRelations:
         made = cls(views)
-        made.edges, made.whole = edges, states
+        made.edges, made.block, made.whole = edges, block, states
         return made
 
     def reduce(self, op: str = "mean", states: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
@@ -123,7 +125,7 @@ class AllRelations(Relations):
 
     def _check_rows(self) -> None:
         for edges in self:
-            self.edges.block.check_rows(edges._edges)
+            self.block.check_rows(edges._edges)
 
     def _of_rows(self, whole: Tensor) -> Joined:
         return Joined(whole, self.edges.row_counts)
@@ -133,7 +135,8 @@ class AllRelations(Relations):
 
 
 class WholeLayer(LayerEdges):
-    """The edges of a block (:class:`dgl_heta.sampling.blocks.Prepared`)."""
+    """The edges of a block (:class:`dgl_heta.sampling.blocks.Prepared`). The block refers to this,
+    and this not to the block, so that both are freed when its last reference goes."""
 
     def __init__(self, block: Any, in_use: Callable[[], bool]) -> None:
         super().__init__(block)
@@ -150,63 +153,65 @@ class WholeLayer(LayerEdges):
             return None
         views = [Edges(block, edges, states) for edges in self.relations]
         try:
-            rows, sizes = merged_by(layer, AllRelations.of(views, self, whole))
+            rows, sizes = merged_by(layer, AllRelations.of(views, self, block, whole))
         except NotAtOnce:
             return None
-        return self._updated(layer, rows, sizes, whole)
+        return self._updated(layer, block, rows, sizes, whole)
 
     def _summed(self, layer: HGNNLayer, relations: AllRelations) -> tuple[Tensor, Sizes]:
         values = layer.aggregate_all(relations)
         assert isinstance(values, Joined)
-        return self._complete(layer, f.Merge.apply(values.whole, self))
+        return self._complete(layer, relations.block, f.Merge.apply(values.whole, self))
 
     def _attended(self, layer: HGNNLayer, relations: AllRelations) -> tuple[Tensor, Sizes]:
         """As :class:`CrossSoftmax`, of all types."""
         # Of several types the default exchanges the maxima and the sums of one after the other, and
         # a worker whose block is not taken as a whole does so: the order must be the same.
-        if sum(map(self.block.exchanged, self.block.num_dst)) > 1:
+        block = relations.block
+        if sum(map(block.exchanged, block.num_dst)) > 1:
             raise NotAtOnce
         scores = layer.score_all(relations)
         assert isinstance(scores, Joined)
         with torch.no_grad():
-            top = self._top(layer, scores.whole.detach()).index_select(0, self.target)
+            top = self._top(layer, block, scores.whole.detach()).index_select(0, self.target)
             top = top.index_select(0, self.row)
         share = relations._of_edges(torch.exp(scores.whole - top))
         sums, totals = layer.attend_all(relations, share), relations.total(share)
         assert isinstance(sums, Joined)
         assert isinstance(totals, Joined)
-        rows, sizes = self._complete(layer, f.Merge.apply(
+        rows, sizes = self._complete(layer, block, f.Merge.apply(
             torch.cat([sums.whole, totals.whole], 1), self))
         return CrossSoftmax.divided(rows, layer.width), sizes
 
-    def _top(self, layer: HGNNLayer, scores: Tensor) -> Tensor:
+    def _top(self, layer: HGNNLayer, block: Any, scores: Tensor) -> Tensor:
         """The maximum of each result's scores, (N + 1, heads)."""
         most = f.segments(scores, self.indptr, "max")
         top = most.new_full((self.number + 1, most.shape[1]), float("-inf"))
         top = top.scatter_reduce_(0, self.target.long().unsqueeze(1).expand_as(most), most, "amax")
         parts = States(top, self.results)
-        every = [layer.cross.exchange.reduce_max(x, self.block, t) for t, x in parts.items()]
+        every = [layer.cross.exchange.reduce_max(x, block, t) for t, x in parts.items()]
         if all(a is b for a, b in zip(every, parts.values())):
             return top
         return torch.cat([*every, top[self.number:]])
 
-    def _complete(self, layer: HGNNLayer, merged: Tensor) -> tuple[Tensor, Sizes]:
+    def _complete(self, layer: HGNNLayer, block: Any, merged: Tensor
+                  ) -> tuple[Tensor, Sizes]:
         """Sums of all relations (N + 1, …) with those of other workers, and the rows of each type
         that are wanted. There may be a row more at the end."""
         parts = States(merged, self.results)
-        complete = [layer.cross.complete(part, self.block, t) for t, part in parts.items()]
+        complete = [layer.cross.complete(part, block, t) for t, part in parts.items()]
         sizes = [(t, len(rows)) for (t, _), rows in zip(self.results, complete)]
         if len(complete) == 1:
             return complete[0], sizes
         local = all(a is b for a, b in zip(parts.values(), complete))
         return (merged if local else torch.cat(complete)), sizes
 
-    def _updated(self, layer: HGNNLayer, rows: Tensor, sizes: Sizes, whole: Tensor
+    def _updated(self, layer: HGNNLayer, block: Any, rows: Tensor, sizes: Sizes, whole: Tensor
                  ) -> dict[str, Tensor]:
         own = None
         if layer.reads_state:
             for t, _ in sizes:
-                self.block.check_destinations(t)
+                block.check_destinations(t)
             own = self._own(whole, sizes, len(rows))
         if type(layer).update in UPDATE and not _drops(layer):
             return States(layer.update(sizes[0][0], rows, own), sizes)

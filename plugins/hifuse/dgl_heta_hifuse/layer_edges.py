@@ -10,7 +10,6 @@ after all others, which nobody reads: so their gradients are zero.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -53,7 +52,6 @@ class LayerEdges:
     _ENDS = ("indptr", "tile_ends", "row_tile_ends")
 
     def __init__(self, block: Block) -> None:
-        self._block = weakref.ref(block)  # it refers to this: both would be freed late
         self.relations = [edges for ntype in block.num_dst for edges in block.into(ntype)]
         self.sources = [(t, n) for t, n in block.num_src.items() if n]
         self.results = list(block.num_dst.items())
@@ -101,13 +99,6 @@ class LayerEdges:
         if name in LayerEdges._MOVED:
             return self._tensors[name]
         raise AttributeError(name)
-
-    @property
-    def block(self) -> Block:
-        """The block that this is of, as long as somebody has it."""
-        block = self._block()
-        assert block is not None
-        return block
 
     def tensors(self) -> list[Tensor]:
         return list(self._tensors.values())
