@@ -21,7 +21,6 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.packing import Packed, rows_with_edges
 from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
-from dgl_heta.system import jit
 
 if TYPE_CHECKING:
     from dgl_heta.sampling.moments import Moments
@@ -99,21 +98,10 @@ class RelationBlock:
             return self
         if self.filled is not None:
             return self.filled
-        indptr, rows = self._with_edges()
-        if len(indptr) == 0:
+        indptr, rows = rows_with_edges(self.indptr, self.start, self.rows)
+        if not len(indptr):
             return self
         return RelationBlock(self.relation, 0, indptr, self.indices, self.place, rows)
-
-    def _with_edges(self) -> tuple[Tensor, Tensor]:
-        """Pointers of the rows that have edges, and these rows; none where that are not fewer."""
-        if jit.COMPILES and self.indptr.device.type == "cpu":
-            some = rows_with_edges(self.indptr.numpy(), self.start,
-                                   None if self.rows is None else self.rows.numpy())
-            return torch.from_numpy(some[0]), torch.from_numpy(some[1])
-        kept = torch.nonzero(self.indptr.diff()).flatten()
-        if 4 * len(kept) > 3 * self.num_rows:
-            return self.indptr[:0], kept[:0]
-        return torch.cat([self.indptr[kept], self.indptr[-1:]]), self.rows_at(kept)
 
     def owned(self, values: Tensor) -> tuple[RelationBlock, Tensor]:
         """The rows that count here where relations are merged, without their edges, and their

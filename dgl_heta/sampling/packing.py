@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.system.jit import late_kernel
+from dgl_heta.system import jit
 
 _ALIGNED = 64  # bytes
 
@@ -60,10 +60,20 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(flat.numpy()).view(np.uint8)
 
 
-@late_kernel
-def rows_with_edges(indptr, start, rows):  # type: ignore[no-untyped-def]
+def rows_with_edges(indptr: Tensor, start: int, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """CSC pointers over the rows that have edges, and these rows, int64: `rows` of them, or what
-    they are from `start` on. Both are empty where three quarters of the rows have edges."""
+    they are from `start` on. Both are empty where more than three quarters have edges."""
+    if jit.COMPILES and indptr.device.type == "cpu":
+        some = _rows_with_edges(indptr.numpy(), start, None if rows is None else rows.numpy())
+        return torch.from_numpy(some[0]), torch.from_numpy(some[1])
+    kept = torch.nonzero(indptr.diff()).flatten()
+    if 4 * len(kept) > 3 * (len(indptr) - 1):
+        return indptr[:0], kept[:0]
+    return torch.cat([indptr[kept], indptr[-1:]]), kept + start if rows is None else rows[kept]
+
+
+@jit.late_kernel
+def _rows_with_edges(indptr, start, rows):  # type: ignore[no-untyped-def]
     count = 0
     for row in range(len(indptr) - 1):
         if indptr[row + 1] > indptr[row]:
