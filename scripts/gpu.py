@@ -63,11 +63,12 @@ class Stage:
 
 STAGES = (
     Stage("tests", "tests marked `gpu`: beside the CPU, on a shared GPU, NCCL with two GPUs",
-          0.5, f"-m pytest -m gpu -v -p no:cacheprovider tests/gpu tests/cache {PLUGIN}/tests"),
-    Stage("steps", "steps of R-GCN, R-GAT and HGT on synthetic mag and Freebase, by stage", 0.37,
+          0.4, f"-m pytest -m gpu -v -p no:cacheprovider tests/gpu tests/cache {PLUGIN}/tests"),
+    Stage("steps", "steps of R-GCN, R-GAT and HGT on synthetic graphs, by stage", 0.3,
           "scripts/bench/gpu_steps.py --out {out}/steps.jsonl --seconds {seconds}", True, True),
-    Stage("layers", "kernels and time of layers, beside PyTorch Geometric's if it is there", 0.13,
-          "scripts/bench/gpu_merged.py --graphs mag freebase aifb am --rounds 10", cut=True),
+    Stage("layers", "kernels and time of layers, beside PyTorch Geometric's if it is there", 0.3,
+          "scripts/bench/gpu_merged.py --graphs aifb am mutag bgs freebase mag --rounds 10",
+          cut=True),
 )
 
 
@@ -263,6 +264,7 @@ def describe(python: str, args: argparse.Namespace) -> dict[str, Any]:
         "nvidia_smi": output("nvidia-smi", "--query-gpu=name,driver_version,memory.total,"
                              "clocks.max.sm,power.limit,pcie.link.gen.current", "--format=csv"),
         "python": platform.python_version(), "system": platform.platform(),
+        "load": os.getloadavg(),
         "cpu": cpu[1] if cpu else platform.machine(), "cores": len(os.sched_getaffinity(0)),
         "memory_gb": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9,
         **json.loads(of_torch or "{}")}

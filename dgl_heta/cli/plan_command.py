@@ -204,6 +204,9 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
                          "or say the same")
     if cluster.gpu is not None:
         registry.get("cache policy", settings.cache.policy_on(gpu=True))
+        kernel = registry.kernel(settings.train.kernel, gpu=True).name
+        settings = settings.model_copy(
+            update={"train": settings.train.model_copy(update={"kernel": kernel})})
         check(cluster.gpu, settings)
     coefficients = Coefficients.load(cluster.coefficients)
     workload = work.workload(settings, hops)

@@ -43,9 +43,9 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     for kind, name in (("partition backend", chosen.partition.method),
                        ("module wrapper", chosen.train.wrapper),
                        ("cache policy", chosen.cache.policy_on(False)),
-                       ("aggregation kernel", chosen.train.kernel),
                        ("batch source", chosen.train.batches)):
         known.get(kind, name)
+    known.kernel(chosen.train.kernel, gpu=False)
     if not known.get("batch source", chosen.train.batches).in_scripts:
         raise InputError(f"train.batches = {chosen.train.batches} is for `dgl-heta train`; scripts "
                          "can use on-demand or, ahead of time, pipeline")

@@ -121,7 +121,7 @@ class Session:
         # An unknown one is an error now.
         plugins.get("cache policy", settings.cache.policy_on(False))
         # The kernel is the process's, as dgl_heta.nn knows no session.
-        self._kernel_before = use_kernel(plugins.get("aggregation kernel", settings.train.kernel))
+        self._kernel_before = use_kernel(plugins.kernel(settings.train.kernel, gpu=False))
 
     def _make_state(self, plugins: Plugins) -> None:
         settings, run = self.settings, self.settings.run

@@ -32,6 +32,10 @@ class Kernel(Provider, Protocol):
     """True: feature rows that wait for their values are aggregated before their product with a
     weight, where that is shorter, without the kernel. False: the kernel gets all rows."""
 
+    serves_gpus: bool = False
+    """True if it is what `train.kernel = auto` means where `dgl-heta train` or a loop of one's own
+    computes on GPUs."""
+
     @abstractmethod
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                ) -> Sequence[Tensor]:

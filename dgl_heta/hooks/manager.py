@@ -158,6 +158,19 @@ class Plugins:
             object.__setattr__(provider, "settings", chosen)
         return provider
 
+    def serving_gpus(self, kind: str) -> Any | None:
+        """The first provider of a kind that serves GPUs, with its settings; None if none does."""
+        return next((self.get(kind, name) for name, each in self.providers(kind).items()
+                     if getattr(each.value, "serves_gpus", False)), None)
+
+    def kernel(self, name: str, gpu: bool) -> Kernel:
+        """The aggregation kernel of a name; `auto` is `fused`, where a GPU computes the first that
+        serves GPUs, if any does."""
+        served = self.serving_gpus("aggregation kernel") if gpu and name == "auto" else None
+        kernel: Kernel = served or self.get("aggregation kernel",
+                                            "fused" if name == "auto" else name)
+        return kernel
+
     def configured(self, settings: Settings) -> Plugins:
         """The same plugins with the sections `[plugins.NAME]` of these settings.
 

@@ -7,7 +7,6 @@ from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
 from dgl_heta.nn.gradient_hub import (
     Reading,
     differentiable_once,
-    is_read,
     new_tensor,
     new_zeros,
     reading_of,
@@ -18,5 +17,5 @@ from dgl_heta.sampling.blocks import Prepared
 
 __all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
            "FusedKernel", "Joined", "Prepared", "Reading", "RelationError", "TorchKernel",
-           "differentiable_once", "elementwise", "is_read", "kernel_in_use", "new_tensor",
+           "differentiable_once", "elementwise", "kernel_in_use", "new_tensor",
            "new_zeros", "reading_of", "segment_reduce", "use_kernel"]

@@ -214,12 +214,6 @@ def reading_of(states: Tensor) -> Reading | None:
     return reading
 
 
-def is_read(states: Tensor) -> bool:
-    """Return whether another operator reads the tensor already, so that there is an array to add
-    to."""
-    return _known(_viewed(states)[0]) is not None
-
-
 def _known(states: Tensor) -> Reading | None:
     known = _readings.get(states)
     reading: Reading | None = known() if known is not None else None

@@ -83,7 +83,8 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     are sampled ahead), the number of `kernels`, and bytes on the GPU: `batch`, `cached` of
     `cacheable`, and whether that `fits`.
     """
-    step, counted, row = load.step, COUNTED[settings.train.kernel][work.model], work.row_bytes
+    kernel = "fused" if settings.train.kernel == "auto" else settings.train.kernel
+    step, counted, row = load.step, COUNTED[kernel][work.model], work.row_bytes
     assert step is not None
     width = {t: schema.feature_bytes.get(t, 0) for t in step.inputs}
     tables = {t: schema.node_counts[t] * (width[t] or 3 * row) for t in {*width} - load.shared}
@@ -100,11 +101,11 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     moved, batch = (sum(map(mul, (load.work["message"], ends, sum(read.values())), counted[at:]))
                     for at in (2, 5))
     kernels, edges = counted[0] + counted[1] * load.work["call"], load.work["edge"]
-    calls = load.work["call"] if settings.train.kernel == "merged" else 0
+    calls = load.work["call"] if kernel == "merged" else 0
     mixed = gpu.bf16_tflops if settings.train.autocast == "bfloat16" else None
     memory, host, peak = map(mul, REACHED.values(), (
         gpu.memory_bandwidth * 1e9, gpu.host_bandwidth * 1e9, (mixed or gpu.tflops) * 1e12))
-    sent = EDGE_BYTES[settings.train.kernel] * edges
+    sent = EDGE_BYTES[kernel] * edges
     stages = {"sample": cpu["edge"] * edges + cpu["gathered"] * fetched,
               "up": (fetched + sent) / host, "launch": (
                   HOST["step"] + kernels * gpu.launch_us * 1e-6 + calls * HOST["merged relation"]),

@@ -192,6 +192,8 @@ class Block:
     remote : per node type the remote destinations: rows that are aggregated here for other workers,
         or elsewhere for this one. They count among `num_dst`.
     remote_states : whether the source side has the states of the rows received, too.
+    above : the block of the next layer, which reads what is computed here; None in the last layer,
+        and where that is not known.
     prepared : what the kernel in use made of the edges; None if it takes them as they are.
     """
 
@@ -210,6 +212,7 @@ class Block:
     offloads: bool = False
     remote: dict[str, RemoteDestinations] = field(default_factory=dict)
     remote_states: bool = False
+    above: Block | None = None
     prepared: Prepared | None = None
 
     def __post_init__(self) -> None:

@@ -221,7 +221,8 @@ class NeighborSampler:
                 of_nodes: dict[str, NodeRows], call: _Call
                 ) -> tuple[list[Block], dict[str, Any]]:
         """The blocks of some seeds' ids, and what a batch says of their input rows."""
-        scope, moments, blocks = self.scope, call.moments, []
+        scope, moments = self.scope, call.moments
+        blocks: list[Block] = []
         rows = pairs = moments.rows(of_nodes)
         if self._seed_states:
             for ntype in scope.targets:
@@ -260,6 +261,7 @@ class NeighborSampler:
                 has_destinations=self._seed_states or not last,
                 offloads=scope.offloading is not None and layer == 1,
                 remote=remote, remote_states=self._remote_states,
+                above=blocks[-1] if blocks else None,
             ))
         rows = {t: rows[t] for t in self._types if t in rows}
         return blocks[::-1], moments.once(rows, self._layers.nodes(rows), pairs)

@@ -24,7 +24,7 @@ from dgl_heta.training.checkpoint_files import positions
 from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.step_proof import StepProof
-from dgl_heta.training.worker_partition import WorkerPartition
+from dgl_heta.training.worker_partition import WorkerPartition, dtype_of
 
 
 class DistributedModel(nn.Module):
@@ -59,6 +59,12 @@ class DistributedModel(nn.Module):
                  timed: Callable[[str], AbstractContextManager[None]] = lambda stage: nullcontext()
                  ) -> None:
         super().__init__()
+        wanted, dtypes = dtype_of(part.settings), {p.dtype for p in module.parameters()}
+        if dtypes & {torch.float32, torch.float64} and wanted not in dtypes:
+            call = "double" if wanted == torch.float64 else "float"
+            raise InputError(f"the model's parameters are {' and '.join(map(str, dtypes))}, and "
+                             f"rows are read as {wanted} (train.dtype); give distribute "
+                             f"model.{call}(), or set train.dtype otherwise")
         self.module = module.to(part.device)
         for state in (*module.parameters(), *module.buffers()):
             if part.world.size > 1 and state.numel():
@@ -283,7 +289,8 @@ def distribute(model: nn.Module, part: WorkerPartition) -> DistributedModel:
     Raises
     ------
     InputError
-        Several workers need each other in a step, and the model does not merge relations.
+        Several workers need each other in a step, and the model does not merge relations; its
+        parameters are of another dtype than rows are read in.
     """
     norms = [name for name, m in model.named_modules()
              if isinstance(m, nn.modules.batchnorm._BatchNorm)]

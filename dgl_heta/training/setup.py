@@ -64,9 +64,9 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     train = settings.train
     task, spec, provider = check(store, plan, settings, plugins)
     wrapper: ModuleWrapper = plugins.get("module wrapper", train.wrapper)
-    use_kernel(plugins.get("aggregation kernel", train.kernel))
     plan = with_trainers(wrapper.plan(plan), train.trainers)
     workers = join(plan, settings)
+    use_kernel(plugins.kernel(train.kernel, gpu=workers.device.type == "cuda"))
     source = batch_source(plugins, train.batches, plan, workers.device)
     if wrapper.uneven_steps:
         if train.global_batch_size is not None:

@@ -323,9 +323,7 @@ def batch_source(plugins: Plugins, name: str, plan: Plan, device: torch.device) 
     source: BatchSource = plugins.get("batch source", name)
     # Where workers agree on batches, a source that one machine lacks would keep the others waiting.
     if name == Auto.name and device.type == "cuda" and not plan.exchanges_while_sampling:
-        served = plugins.providers("batch source").values()
-        source = next((plugins.get("batch source", each.name) for each in served
-                       if each.value.serves_gpus), source)
+        source = plugins.serving_gpus("batch source") or source
     return source
 
 

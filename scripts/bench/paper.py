@@ -47,7 +47,7 @@ from common import (
     work_dir,
 )
 from figures import BY_NAME, FIGURES
-from paper_sources import Call, Figure, Rows, printed
+from paper_sources import GPU_SCRIPT, Call, Figure, Rows, printed
 
 from dgl_heta.system.atomic_files import write_atomic
 
@@ -90,6 +90,8 @@ class Runner:
         if call.program.endswith(".py"):
             quick = self._args.quick and not call.table
             return f"python scripts/bench/{text}{' --quick' * quick}"
+        if call.program == GPU_SCRIPT:
+            return f"./{text}"
         return text if call.program == "dgl-heta" else f"python -m {text}"
 
     def calls(self, figure: Figure) -> list[Call]:
@@ -113,6 +115,8 @@ class Runner:
         anew = not known or (self._args.again and file not in self._again)
         if anew and "--graphlearn" in text and not self._args.graphlearn:
             sys.exit("GraphLearn is not here")
+        if anew and call.program == GPU_SCRIPT and not self._args.gpu:
+            sys.exit("error: no results of a GPU are here (--gpu DIR)")
         if anew:
             found = self._made(call, text)
             if not call.made and not (known and "failed" in found):
@@ -131,6 +135,8 @@ class Runner:
         """A measurement; of one that failed, why (`failed`): it is made anew the next time."""
         before, others = machine()["load"], elsewhere()
         try:
+            if call.program == GPU_SCRIPT:
+                return {"command": text, **of_gpu(self._args.gpu)}
             seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
         except SystemExit as error:
             if not isinstance(error.code, str):  # of a signal
@@ -154,6 +160,29 @@ class Runner:
                 return json.loads(file.read_text())
             return run_child(script[:-2 - len(quick)], what, json_wanted=False).text
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
+
+
+def of_gpu(directory: Path) -> dict[str, Any]:
+    """What scripts/gpu.sh left in a directory, as one measurement.
+
+    Raises
+    ------
+    SystemExit
+        Nothing did, or not all of it ended well.
+    """
+    try:
+        summary = json.loads((directory / "summary.json").read_text())
+        layers = (directory / "layers.log").read_text()
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: --gpu: these are no results of scripts/gpu.sh: {error}")
+    at = summary["environment"]
+    if at["pretended"] or not summary["passed"]:
+        sys.exit(f"error: --gpu: {directory} is of " + (
+            "a pretended GPU" if at["pretended"] else "a run that did not pass"))
+    return {"seconds": sum(s["seconds"] for s in summary["stages"].values()),
+            "load_before": at["load"], "data": {"steps": summary["steps"], "layers": layers},
+            "machine": {"cpu": f"{at['gpus'][0]['name']} beside {at['cpu']}", "cores": at["cores"],
+                        "load": at["load"], "versions": {"commit": at["commit"]}}}
 
 
 def gathered(figure: Figure, rows: Rows) -> Rows:
@@ -296,13 +325,18 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None = None,
         loads = [x for m in measured for x in (m["load_before"][0], m["machine"]["load"][0])]
         parts.append(
             f"{at['cpu']}, {at['cores']} cores, commit {', '.join(commits(result))}, load "
-            f"{min(loads):g} to {max(loads):g}, at most "
-            f"{max(m['cores_busy_elsewhere']['all'] for m in measured):g} cores busy elsewhere; "
+            f"{min(loads):g} to {max(loads):g}{elsewhere_at_most(measured)}; "
             f"{sum(m['seconds'] for m in measured) / 60:.0f} minutes; {result['repeats']} "
             "repeats" + ("" if far is None else
                          f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
     return "\n\n".join(part if part[:1] in "#|`" else textwrap.fill(
         part, WIDTH, break_long_words=False, break_on_hyphens=False) for part in parts)
+
+
+def elsewhere_at_most(measured: Rows) -> str:
+    """How busy other programs kept cores, where that was looked at."""
+    seen = [m["cores_busy_elsewhere"]["all"] for m in measured if "cores_busy_elsewhere" in m]
+    return f", at most {max(seen):g} cores busy elsewhere" if seen else ""
 
 
 def results_in(directory: Path) -> Rows:
@@ -365,9 +399,12 @@ def main() -> None:
     options.add_argument("--page", type=Path, metavar="FILE",
                          help="also write all figures of DIR on one page")
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
+    options.add_argument("--gpu", type=Path, metavar="DIR", help="results of scripts/gpu.sh, from "
+                         "a machine with a GPU (docs/gpu.md)")
     args = options.parse_args()
     args.out = args.out.resolve()
-    args.json, args.page = (file and file.resolve() for file in (args.json, args.page))
+    args.json, args.page, args.gpu = (
+        file and file.resolve() for file in (args.json, args.page, args.gpu))
     os.chdir(ROOT)  # `git:.` is this repository
     if args.list:
         print(markdown(["figure", "what", "missing"], [

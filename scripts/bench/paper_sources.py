@@ -10,6 +10,7 @@ from typing import Any
 from common import Column
 
 Rows = list[dict[str, Any]]
+GPU_SCRIPT = "scripts/gpu.sh"  # whose results are brought from a machine with a GPU
 
 
 def rows_of(name: str) -> Callable[[Any], Rows]:
@@ -33,6 +34,22 @@ def printed(text: str) -> Rows:
         elif not re.fullmatch(r"[|:\- ]+", line):
             found.append(dict(zip(header, cells)))
     return found
+
+
+def gpu_steps(data: Any) -> Rows:
+    """Steps on a GPU, and how many times as fast they are as those of the kernel `fused`."""
+    fused = {(case["graph"], case["model"]): case["ms"] for case in data["steps"]
+             if case["variant"] == "fused"}
+    return [{**case, "faster": fused[case["graph"], case["model"]] / case["ms"],
+             "host": case["ms"] / case["busy_ms"] if case.get("busy_ms") else None}
+            for case in sorted(data["steps"], key=lambda case: (case["graph"], case["model"]))
+            if (case["graph"], case["model"]) in fused and "ms" in case]
+
+
+def gpu_layers(data: Any) -> Rows:
+    """Layers on a GPU, PyTorch Geometric's and ours."""
+    table = [line for line in data["layers"].splitlines() if line.startswith("|")]
+    return printed("\n".join(table))  # without warnings, which stand between its lines
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ AHEAD = {"train.batches": "pipeline"}
 PLUGIN: dict[str, dict[str, Any]] = {
     **{f"merged, {model}": {"model.name": model, "train.kernel": "merged",
                             "plugins.merged": {"few": 0}} for model in ("rgcn", "rgat", "hgt")},
+    **{f"fused, {model}": {"model.name": model, "train.kernel": "fused"}
+       for model in ("rgcn", "rgat", "hgt")},
     "ahead": AHEAD,
     "ahead, cached": {**AHEAD, **CACHED, "cache.policy": "clock"},
 }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,10 @@ def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed
     assert "all" in found["measured"][0]["cores_busy_elsewhere"]
     assert "quick: not a result" in (tmp_path / "heta-fig6.md").read_text()
     assert (tmp_path / "heta-fig6.svg").exists()
-    assert "NVIDIA GPU" in (tmp_path / "hifuse-fig10.md").read_text()
+    assert "--gpu DIR" in (tmp_path / "hifuse-table1.md").read_text()
     index = (tmp_path / "README.md").read_text()
     assert "heta-fig6" in index
-    assert "hifuse-fig10" in index
+    assert "hifuse-table1" in index  # which fig10 is a part of
 
 
 def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -90,6 +91,41 @@ def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "DistDGL METIS" in paper("--quick", "heta-example", "--out", tmp_path).stdout
     refused = paper("heta-example", "--kept", "--again", "--out", tmp_path)
     assert "--again: not allowed with" in refused.stderr
+
+
+def test_what_a_gpu_took_is_read_from_the_results_that_are_brought(tmp_path: Path) -> None:
+    results, out = tmp_path / "results", tmp_path / "out"
+    results.mkdir()
+    at = {"pretended": False, "gpus": [{"name": "A GPU"}], "cpu": "A CPU", "cores": 16,
+          "load": [0.5, 0.4, 0.3], "commit": "abc"}
+    case = {"graph": "mag", "model": "rgcn"}
+    summary = {"passed": True, "environment": at, "stages": {"steps": {"seconds": 60.0}}, "steps": [
+        {**case, "variant": "fused", "ms": 30.0, "kernels": 300, "busy_ms": 3.0},
+        {**case, "variant": "default", "ms": 10.0, "kernels": 100, "busy_ms": 2.0},
+        {**case, "variant": "cached", "ms": 15.0}, {**case, "variant": "CPU", "error": "of mine"}]}
+    head = "| graph | model | system | kernels | ms | ms ÷ ours |"
+    (results / "layers.log").write_text(
+        f"{head}\n| --- | --- | --- | ---: | ---: | ---: |\n"
+        "| mag | rgcn | merged | 1,000 | 2.00 | 1.00 |\na warning\n"
+        "| mag | rgcn | PyG RGCNConv | 2,000 | 6.00 | 3.00 |\n")
+
+    def said(**changes: Any) -> subprocess.CompletedProcess[str]:
+        (results / "summary.json").write_text(json.dumps({**summary, **changes}))
+        return paper("hifuse-table1", "hifuse-fig7-gpu", "--gpu", results, "--out", out)
+
+    for changes, why in (({"passed": False}, "of a run that did not pass"),
+                         ({"environment": {**at, "pretended": True}}, "of a pretended GPU")):
+        done = said(**changes)
+        assert done.returncode == 0
+        assert why in " ".join(done.stdout.split())
+        assert "| mag |" not in done.stdout
+    done = said()
+    assert done.returncode == 0, done.stderr
+    assert "| mag | rgcn | default | 3.00 | 10.0 | 100 | 2.00 | 5.0 |" in done.stdout
+    assert "cached" not in done.stdout
+    assert "| mag | rgcn | PyG RGCNConv | 3.00 | 6.00 | 2,000 |" in done.stdout
+    assert "A GPU beside A CPU, 16 cores, commit abc, load 0.5 to 0.5; 1 minutes" in (
+        " ".join(done.stdout.split()))
 
 
 def test_every_figure_says_what_it_runs_or_why_it_cannot() -> None:

@@ -28,6 +28,7 @@ from dgl_heta import Edges, HGNNLayer, ModelSpec
 from dgl_heta.cache.visit_profile import hardware
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.nn import kernel_in_use
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction import prediction_worker
@@ -44,7 +45,6 @@ from tests.support.exact_worker import deal_pieces, delegating, fork_all
 from tests.support.graphs import academic, with_tasks
 from tests.support.pretended import pretend
 from tests.support.pretended.counts import COUNTS
-from tests.support.pretended.engines import let_merged_take_them
 from tests.support.waiting import PATIENCE
 
 GPUS = "0,1"
@@ -161,6 +161,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
             assert name == ENDED
         if not found or name == ENDED:
             found = {"device": str(engine.device), "source": engine.part.source.name,
+                     "kernel": kernel_in_use().name,
                      "proved": engine.proof.proved if engine.proof else 0,
                      "capacity": engine.part.caches.capacity if engine.part.caches else 0,
                      "measured": [hardware(engine.device)["device"], sum(measured)],
@@ -212,8 +213,6 @@ def work(job: dict[str, Any]) -> None:
     if not REAL:
         os.environ["CUDA_VISIBLE_DEVICES"] = job["visible"][int(rank)]
     with contextlib.nullcontext() if REAL or job["device"] == "cpu" else pretend():
-        if job["guests"] and not REAL:
-            let_merged_take_them()
         for name, base in job["cases"].items():
             base["train"]["device"] = job["device"]
             COUNTS.problems.clear()

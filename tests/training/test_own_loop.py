@@ -324,6 +324,7 @@ print(json.dumps({
     "store": message(lambda: dgl_heta.open_partition(given["part"] + "/../store")),
     "partition": message(lambda: dgl_heta.distribute(model.module, given["part"])),
     "lr": message(lambda: part.row_optimizer(lr=0)),
+    "dtype": message(lambda: dgl_heta.distribute(HGNN(part.spec(), RGCNLayer), part)),
 }))
 """
 SAID = {
@@ -354,6 +355,8 @@ SAID = {
     "store": "is no partition; make one: dgl-heta partition GRAPH --out",
     "partition": "a partition is needed, not str; open one by dgl_heta.open_partition",
     "lr": "lr is 0; it must be more than 0",
+    "dtype": "parameters are torch.float32, and rows are read as torch.float64 (train.dtype); give "
+             "distribute model.double()",
 }
 
 
@@ -455,7 +458,7 @@ class Normed(HGNN):
         self.norm = torch.nn.BatchNorm1d(8)
 
 try:
-    dgl_heta.distribute(Normed(), part)
+    dgl_heta.distribute(Normed().double(), part)
     assert part.world.size == 1
 except dgl_heta.InputError as error:
     assert part.world.size == 2 and "'norm' is BatchNorm1d" in str(error)

@@ -109,8 +109,8 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     check_staged(store, plan, train.trainers)
     assert store is not None
     plan = with_trainers(registry.get("module wrapper", train.wrapper).plan(plan), train.trainers)
-    use_kernel(registry.get("aggregation kernel", train.kernel))
     met = join(plan, chosen)
+    use_kernel(registry.kernel(train.kernel, gpu=met.device.type == "cuda"))
     source = batch_source(registry, train.batches, plan, met.device)
     part = Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met))
     part.cache_policy = registry.get("cache policy",

@@ -92,10 +92,10 @@ class TrainingJob:
                              "partition, a directory of edge files or a data set")
         find_model(registry, settings.model.name)
         for kind, name in (("module wrapper", settings.train.wrapper),
-                           ("aggregation kernel", settings.train.kernel),
                            ("batch source", settings.train.batches),
                            ("cache policy", settings.cache.policy_on(True))):
             registry.get(kind, name)
+        registry.kernel(settings.train.kernel, settings.train.device != "cpu")
         for name in settings.run.loggers:
             registry.get("logger", name).check()
         plan = plan_for(opened, settings, registry)

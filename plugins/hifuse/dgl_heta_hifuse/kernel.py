@@ -1,11 +1,14 @@
 """The kernel `merged`: the relations of a layer in one pass (Wu et al. 2024, Algorithm 1).
 
-By PyTorch's operators on the relations put one after the other (:mod:`dgl_heta_hifuse.operators`).
-On CPU, in single and double precision, it is `fused`, whose compiled passes leave nothing to merge.
+Layers of dgl-heta's models are taken as a whole (:mod:`dgl_heta_hifuse.layer`). Of others, and
+where that cannot be, all relations' sums are one operator, and the rest is the kernel `fused`: more
+operators were merged once, which saved few kernels and took longer on an H200. On CPU, in single
+and double precision, all of it is `fused`, whose compiled passes leave nothing to merge.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,13 +16,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from dgl_heta.nn import FusedKernel, Joined, is_read, kernel_in_use
-from dgl_heta.tools import COMPILES
-from dgl_heta_hifuse import operators
+from dgl_heta.nn import BaseKernel, FusedKernel, Joined, kernel_in_use
+from dgl_heta.tools import COMPILES, InEdges
 
 if TYPE_CHECKING:
     from dgl_heta.nn import Prepared
-    from dgl_heta.tools import Block, InEdges
+    from dgl_heta.tools import Block
+
+_one = BaseKernel()
 
 
 class MergedSettings(BaseModel):
@@ -27,14 +31,15 @@ class MergedSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    few: int = Field(16, ge=0, description="below so many relations sums and products are those "
-                     "of fused: little is gained by one call then")
+    few: int = Field(16, ge=0, description="below so many relations sums are those of fused, where "
+                     "a layer is not taken as a whole: little is gained by one call then")
 
 
 class MergedKernel(FusedKernel):
-    """All relations in one gather and one reduction; gradients of a source type in one array."""
+    """Whole layers at once; of those that it does not know, the sums of all relations."""
 
     name = "merged"
+    serves_gpus = True
     settings = MergedSettings()
 
     def prepare(self, block: Block, device: torch.device) -> Prepared | None:
@@ -48,103 +53,52 @@ class MergedKernel(FusedKernel):
 
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                ) -> Sequence[Tensor]:
-        if len(edges) < self.settings.few or not _merges(states) or _first(states).dim() != 2:
+        if len(edges) < self.settings.few or not _merges(states):
             return super().reduce(edges, states, op)
-        return operators.reduce(edges, states, op)
-
-    def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                destinations: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(sources) or not _merges(destinations):
-            return super().u_dot_v(edges, sources, destinations)
-        return operators.dot(edges, sources, destinations)
-
-    def u_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-             weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
-        if not (_merges(sources) and _merges(weights) and _plain(sources)) or (
-                _first(sources).dim() != 2 or is_autocast(_first(sources))):
-            return super().u_mm(edges, sources, weights)
-        return operators.products(edges, sources, weights)
-
-    def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                destinations: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(sources) or not _merges(destinations) or _first(sources).dim() != 2:
-            return super().u_add_v(edges, sources, destinations)
-        return operators.add(edges, sources, destinations)
-
-    def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(rows) or _first(rows).dim() != 2:
-            return super().copy_v(edges, rows)
-        return operators.spread(edges, rows)
-
-    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(scores) or _first(scores).dim() != 2:
-            return super().edge_softmax(edges, scores)
-        return operators.softmax(edges, scores)
-
-    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(scores) or _first(scores).dim() != 2:
-            return super().e_max(edges, scores)
-        return operators.maxima(edges, scores)
-
-    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(values) or _first(values).dim() != 2:
-            return super().e_sum(edges, values)
-        return operators.totals(edges, values)
-
-    def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                    weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not _merges(sources) or not _merges(weights):
-            return super().u_mul_e_sum(edges, sources, weights)
-        return operators.weighted(edges, sources, weights)
-
-    def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
-               ) -> Sequence[Tensor]:
-        if not _merges(states) or not _plain(states) or (
-                len(states) == 1 and not is_read(states[0])):
-            return super().gather(states, rows)
-        return operators.gather(states, rows)
-
-    def scatter_sum(self, values: Sequence[Tensor], rows: Sequence[Tensor | slice], like: Tensor
-                    ) -> Tensor:
-        if not isinstance(values, Joined) or not _merges(values):
-            return super().scatter_sum(values, rows, like)
-        return operators.scatter_sum(values, rows, like)
-
-    def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
-               ) -> Sequence[Tensor]:
-        if len(weights) < self.settings.few and not isinstance(rows, Joined) and rows[0].dim() == 2:
-            return super().matmul(rows, weights)
-        if not _merges(rows) or not _merges(weights) or not _plain(rows) or (
-                _first(rows).dtype != _first(weights).dtype) or is_autocast(_first(rows)):
-            return super().matmul(rows, weights)
-        return operators.matmul(rows, weights)
+        whole, starts = _together(states)
+        return Joined(_one.reduce([_merged(edges, starts)], [whole], op)[0],
+                      [len(csc.indptr) - 1 for csc in edges])
 
 
-def _merges(tensors: Sequence[Tensor] | Tensor) -> bool:
-    """Return whether tensors differ in the number of their rows alone, and no compiled pass of
+def _merges(states: Sequence[Tensor]) -> bool:
+    """Return whether states differ in the number of their rows alone, and no compiled pass of
     `fused` takes them."""
-    first = _first(tensors)
+    each = (states.whole,) if isinstance(states, Joined) else states
+    first = each[0]
     fused = COMPILES and first.device.type == "cpu" and first.dtype in (torch.float32,
                                                                         torch.float64)
-    return not fused and (isinstance(tensors, Tensor) or all(
+    return not fused and first.dim() == 2 and all(
         x.dtype == first.dtype and x.device == first.device and x.shape[1:] == first.shape[1:]
-        for x in _each(tensors)))
+        for x in each)
 
 
-def _first(tensors: Sequence[Tensor] | Tensor) -> Tensor:
-    """One of them, or all in one tensor: what all have in common can be seen."""
-    return tensors.whole if isinstance(tensors, Joined) else tensors[0]
+def _together(states: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Each tensor once, one after the other, and where the one of each relation begins."""
+    if isinstance(states, Joined):
+        return states.whole, states.starts
+    unique = {id(x): x for x in states}
+    starts = dict(zip(unique, itertools.accumulate((len(x) for x in unique.values()), initial=0)))
+    tensors = list(unique.values())
+    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors),
+            [starts[id(x)] for x in states])
 
 
-def _plain(tensors: Sequence[Tensor] | Tensor) -> bool:
-    """Return whether these are tensors with memory, not rows that wait for their values."""
-    return all(type(x) in (Tensor, torch.nn.Parameter) for x in _each(tensors))
+def _merged(edges: Sequence[InEdges], starts: Sequence[int]) -> InEdges:
+    """The in-edges of several relations as those of one, whose sources begin at `starts`."""
+    rows, counts = zip(*((len(csc.indptr) - 1, len(csc.indices)) for csc in edges))
+    device = edges[0].indices.device
+    indices = torch.cat([csc.indices for csc in edges]).long() + _repeated(starts, counts, device)
+    indptr = torch.cat([csc.indptr[:-1] for csc in edges])
+    indptr = indptr + _repeated(list(itertools.accumulate(counts, initial=0))[:-1], rows, device)
+    return InEdges(torch.cat([indptr, indptr.new_full((1,), sum(counts))]), indices)
 
 
-def _each(tensors: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
-    if isinstance(tensors, Joined):
-        return (tensors.whole,)
-    return (tensors,) if isinstance(tensors, Tensor) else tensors
+def _repeated(values: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
+    """Each value as often as its count says."""
+    both = torch.tensor([[*values], [*counts]], dtype=torch.int64,
+                        pin_memory=device.type == "cuda")  # else the copy is waited for
+    of, times = both.to(device, non_blocking=True)
+    return torch.repeat_interleave(of, times, output_size=sum(counts))
 
 
 def is_autocast(tensor: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dgl_heta import Edges, HGNNLayer, HGTLayer, RGATLayer, RGCNLayer, slot
 from dgl_heta.nn import CrossRelation, CrossSoftmax, Joined
-from dgl_heta.tools import Relations, is_linear
+from dgl_heta.tools import Block, Relations, is_linear
 from dgl_heta_hifuse import layer_functions as f
 from dgl_heta_hifuse.kernel import is_autocast
 from dgl_heta_hifuse.layer_edges import TILE, LayerEdges
@@ -38,14 +38,15 @@ class States(dict[str, Tensor]):
         self.whole, self._views = whole, dict(self)
 
     @staticmethod
-    def joined(states: Mapping[str, Tensor], sizes: Sizes) -> Tensor | None:
-        """The states of these types in one tensor; None where they are of several widths."""
+    def joined(states: Mapping[str, Tensor], sizes: Sizes, read: Container[str]) -> Tensor | None:
+        """The states of these types in one tensor, from which those that are `read` have gradients;
+        None where they are of several widths."""
         if [(t, len(x)) for t, x in states.items() if len(x)] != list(sizes):
             return None
         if isinstance(states, States) and all(
                 x is states._views.get(t) for t, x in states.items()):  # nobody has put others in
             return states.whole
-        each = [states[t] for t, _ in sizes]
+        each = [states[t] if t in read else states[t].detach() for t, _ in sizes]
         if len({(x.shape[1:], x.dtype, x.device) for x in each}) != 1 or each[0].dim() != 2:
             return None
         return each[0] if len(each) == 1 else torch.cat(each)
@@ -148,7 +149,12 @@ class WholeLayer(LayerEdges):
             type(layer.cross))
         if not self._in_use() or merged_by is None or not _is_known(layer):
             return None
-        whole = States.joined(states, self.sources)
+        # What nobody reads has no gradient, and nor have the parameters behind it. As a part of one
+        # tensor it would have zeros, by which an optimizer's momentum moves them.
+        if block.above is not None and not _read(layer, block.above).issuperset(
+                t for t, n in self.results if n):
+            return None
+        whole = States.joined(states, self.sources, _read(layer, block))
         if whole is None or is_autocast(whole):
             return None
         views = [Edges(block, edges, states) for edges in self.relations]
@@ -241,6 +247,17 @@ class WholeLayer(LayerEdges):
         states = States(whole, self.sources)
         each = [states[t][:n] for t, n in sizes if n] or [whole[:0]]  # a worker may have no seed
         return each[0] if len(each) == 1 else torch.cat(each)
+
+
+def _read(layer: HGNNLayer, block: Block) -> set[str]:
+    """The node types whose states the layer reads of a block, also by relations without edges."""
+    relations = [edges.relation for edges in block.edges]
+    read = {r.src for r in relations}
+    if layer.reads_state:
+        read.update(r.dst for r in relations)
+        if type(layer).update is not RGATLayer.update or layer.loop is not None:
+            read.update(block.num_dst)
+    return read
 
 
 def _is_known(layer: HGNNLayer) -> bool:

@@ -24,6 +24,8 @@ CASES: dict[str, dict[str, Any]] = {
                             "plugins.merged": {"few": 0}} for model in ("rgcn", "rgat", "hgt")},
     "merged, relation by relation": {"model.name": "han", "train.kernel": "merged",
                                      "plugins.merged": {"few": 0}},
+    "merged, maxima": {"model.aggregate": "max", "train.kernel": "merged",
+                       "plugins.merged": {"few": 0}},
     "merged, type by type": {"train.kernel": "merged", "model.dropout": 0.5, "model.reduce": "mean",
                              "model.layer_norm": True},
     "merged, no seed": {"train.kernel": "merged", "train.global_batch_size": 35},  # of 36
@@ -31,14 +33,15 @@ CASES: dict[str, dict[str, Any]] = {
     "ahead, merged": {**AHEAD, "model.name": "rgat", "train.kernel": "merged"},
     "ahead, cached": {**AHEAD, "cache.policy": "clock", "cache.gate": False,
                       "cache.capacity_mb": 0.002, "cache.epochs": 1},
+    "fused": {"train.kernel": "fused"},
     "sampled there": {"train.batches": "gpu", "model.name": "rgat",
                       "train.eval_fanouts": [-1, 2]},
 }
-TWO = ("merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type",
+TWO = ("fused", "merged, rgcn", "merged, rgat", "merged, hgt", "merged, type by type",
        "merged, no seed", "ahead, cached", "sampled there")
 """With two workers."""
 COUNTED = {"merged, rgcn": (102, 1), "merged, rgat": (172, 1), "merged, hgt": (400, 1),
-           "merged, type by type": (177, 1)}
+           "merged, type by type": (177, 1), "merged, maxima": (261, 1)}
 """Kernels and waits of the host in a step of one worker, as measured with torch 2.2."""
 
 
@@ -64,6 +67,13 @@ def test_batches_are_made_ahead_on_a_gpu_unless_a_source_is_named(results: Resul
     for parts in (1, 2):
         assert {of["merged, rgat"]["source"] for of in results["cuda", parts]} == {"pipeline"}
         assert {of["merged, rgat"]["source"] for of in results["cpu", parts]} == {"auto"}
+
+
+def test_on_a_gpu_relations_are_merged_unless_a_kernel_is_named(results: Results) -> None:
+    for parts in (1, 2):
+        for device, name, kernel in (("cuda", "ahead, cached", "merged"),
+                                     ("cuda", "fused", "fused"), ("cpu", "ahead, cached", "fused")):
+            assert {of[name]["kernel"] for of in results[device, parts]} == {kernel}
 
 
 @pytest.mark.parametrize("name", COUNTED)

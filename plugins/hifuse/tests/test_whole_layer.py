@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,7 @@ def batch(seed: int = 0, **given: Any) -> MiniBatch:
         blocks.append(Block(number, dict(sources), dict(rows), parts,
                             {"a": SeedShares((40,))}, number == 2, into, into, **given))
         sources = rows
+    blocks[0].above = blocks[1]
     ids = {t: np.arange(n) for t, n in COUNTS.items()}
     return MiniBatch(blocks, ids, {"a": ids["a"][:40]}, {"a": ids["a"][:40]})
 
@@ -167,6 +169,20 @@ def test_a_whole_layer_is_what_its_relations_are(name: str, monkeypatch: pytest.
         assert isinstance(taken[0], States)  # which the next layer takes as they are
 
 
+@pytest.mark.parametrize("layer", [RGCNLayer, RGATLayer])
+def test_parameters_of_a_type_that_nobody_reads_have_no_gradient(layer: type[HGNNLayer]) -> None:
+    """As with any kernel: zeros would let an optimizer's momentum move them."""
+    def unread() -> MiniBatch:
+        made = batch()
+        last = made.blocks[1]
+        last = replace(last, edges=[e for e in last.edges if e.relation.src != "c"])
+        made.blocks = [replace(made.blocks[0], above=last), last]
+        return made
+
+    compare(layer, {"self_loop": False}, unread().to(CPU), unread())
+    compare(layer, {}, unread().to(CPU), unread())
+
+
 @pytest.mark.parametrize("name", APART)
 def test_what_is_no_such_layer_takes_relations_one_by_one(name: str) -> None:
     prepared = batch().to(CPU)
@@ -195,10 +211,10 @@ def test_mixed_precision_takes_relations_one_by_one(monkeypatch: pytest.MonkeyPa
 
 def test_states_of_several_widths_or_other_rows_are_not_joined() -> None:
     sizes = [("a", 2), ("b", 3)]
-    assert States.joined({"a": torch.zeros(2, 4), "b": torch.zeros(3, 5)}, sizes) is None
-    assert States.joined({"a": torch.zeros(2, 4), "b": torch.zeros(4, 4)}, sizes) is None
+    assert States.joined({"a": torch.zeros(2, 4), "b": torch.zeros(3, 5)}, sizes, "ab") is None
+    assert States.joined({"a": torch.zeros(2, 4), "b": torch.zeros(4, 4)}, sizes, "ab") is None
     whole = States(torch.arange(12.0).view(6, 2), sizes)
-    assert States.joined(whole, sizes) is whole.whole
+    assert States.joined(whole, sizes, "ab") is whole.whole
     assert whole["b"].tolist() == [[4, 5], [6, 7], [8, 9]]
 
 

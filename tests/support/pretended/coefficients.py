@@ -30,7 +30,7 @@ from dgl_heta.planning.gpu import COUNTED
 from dgl_heta.store import Store
 from tests.support.pretended import device, pretend, streams
 from tests.support.pretended.counts import COUNTS
-from tests.support.pretended.engines import engine_of, let_merged_take_them, written
+from tests.support.pretended.engines import engine_of, written
 
 GRAPHS = ("mag:scale=0.02", "igb-het:scale=0.001", "donor:scale=0.02", "freebase:scale=0.02",
           "am:scale=0.1")
@@ -44,7 +44,6 @@ def main() -> None:
     graphs, found = parser.parse_args().graphs, []
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     moved = Moved()
-    let_merged_take_them()
     with pretend():
         for graph in graphs:
             with tempfile.TemporaryDirectory() as path:

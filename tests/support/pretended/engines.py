@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor, nn
-
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.graph_input import open_input
 from dgl_heta.planning.making import make_plan
@@ -15,7 +13,6 @@ from dgl_heta.store import Store, write_store
 from dgl_heta.training.caches import attach
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.setup import build_engine
-from tests.support.pretended.device import OnDevice
 
 
 def written(graph: str, place: Path) -> Store:
@@ -40,11 +37,3 @@ def engine_of(store: Store, *settings: str, plan: Plan | None = None,
     attach(engine)
     engine.start_epoch(1)
     return engine
-
-
-def let_merged_take_them() -> None:
-    """Let the kernel `merged` take tensors of the device, which are of a class of their own."""
-    from dgl_heta_hifuse import kernel
-
-    kernel._plain = lambda tensors: all(
-        type(x) in (Tensor, nn.Parameter, OnDevice) for x in kernel._each(tensors))

@@ -30,7 +30,7 @@ from dgl_heta.store import Store
 from dgl_heta.training.engine import Engine
 from tests.support.pretended import pretend
 from tests.support.pretended.counts import COUNTS
-from tests.support.pretended.engines import engine_of, let_merged_take_them, written
+from tests.support.pretended.engines import engine_of, written
 
 GRAPHS = ("synthetic-mag:scale=0.1", "synthetic-freebase:scale=0.05")
 PYG = {"rgcn": "FastRGCNConv", "rgat": "RGATConv"}
@@ -137,7 +137,6 @@ def main() -> None:
     chosen = parser.parse_args()
     if importlib.util.find_spec("torch_geometric") is not None:
         import torch_geometric.nn  # noqa: F401  # asks PyTorch what its CUDA is, which is not there
-    let_merged_take_them()
     everything = []
     print("| graph | model | kernel | step: kernels | step: waits | f + b: kernels | f + b: waits |"
           "\n| --- | --- | --- | ---: | ---: | ---: | ---: |")
