@@ -276,7 +276,8 @@ def run(stage: Stage, seconds: float, python: str, args: argparse.Namespace,
         result: dict[str, Any]) -> None:
     """Run a stage; `result` says how it ended, at every moment."""
     begun = time.monotonic()
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / PLUGIN)]),
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(
+                     map(str, (ROOT, ROOT / PLUGIN, ROOT / "plugins/pyg"))),
                  "PYTHONUNBUFFERED": "1", "HETA_TESTS_GPU": "pretended" if args.pretend else "1",
                  "HETA_TESTS_NEED": "gpu", "HETA_TESTS_PATIENCE": "0.25",
                  # Else a process that asks whether there are GPUs can fork none that uses them.

@@ -17,7 +17,7 @@ from dgl_heta.models.spec import slot
 from dgl_heta.nn.aggregate import attend_each, reduce_each
 from dgl_heta.nn.cross import Exchange
 from dgl_heta.nn.graph_attention import SLOPE
-from dgl_heta.nn.joined import Joined, elementwise
+from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.shared import reduce_shared, softmax_shared
 from dgl_heta.planning.compute import MARGIN, attended_before
@@ -228,9 +228,7 @@ class Relations(tuple[Edges, ...]):
                 states = function(ntype, kernel.gather([states], [slice(0, count)])[0])
                 results += kernel.gather([states] * len(rows), rows)
                 continue
-            chosen = kernel.gather([states] * len(rows), rows)
-            results += (Joined(function(ntype, chosen.whole), chosen.sizes)
-                      if isinstance(chosen, Joined) else [function(ntype, x) for x in chosen])
+            results += [function(ntype, x) for x in kernel.gather([states] * len(rows), rows)]
         return results
 
     @_naming

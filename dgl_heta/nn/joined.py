@@ -45,11 +45,6 @@ class Joined(Sequence[Tensor]):
             self._pieces = grad, torch.split(self.whole, self.sizes)
         return self._pieces[1]
 
-    @property
-    def starts(self) -> list[int]:
-        """Where each begins."""
-        return list(itertools.accumulate(self.sizes, initial=0))[:-1]
-
 
 def grouped(values: Sequence[Tensor], counts: Sequence[int]) -> list[Sequence[Tensor]]:
     """The first so many tensors, the next so many, and so on; of joined ones joined ones."""

@@ -83,7 +83,9 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     are sampled ahead), the number of `kernels`, and bytes on the GPU: `batch`, `cached` of
     `cacheable`, and whether that `fits`.
     """
-    kernel = "fused" if settings.train.kernel == "auto" else settings.train.kernel
+    kernel = settings.train.kernel
+    if kernel == "auto" or settings.train.autocast != "off":  # then no layer is taken as a whole
+        kernel = "fused"
     step, counted, row = load.step, COUNTED[kernel][work.model], work.row_bytes
     assert step is not None
     width = {t: schema.feature_bytes.get(t, 0) for t in step.inputs}

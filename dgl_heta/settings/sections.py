@@ -211,8 +211,8 @@ class TrainSettings(_Section):
     learnable: Literal["exact", "replica"] = Field(
         "exact", description="learnable features of types that several workers use: one owner "
         "per row (exact) or a copy per worker (replica)")
-    kernel: str = Field("auto", description="aggregation kernel; auto: merged where dgl-heta train "
-                        "computes on GPUs if dgl-heta-hifuse is installed, else fused")
+    kernel: str = Field("auto", description="aggregation kernel; auto: merged on GPUs (dgl-heta "
+                        "train, loops of one's own) if dgl-heta-hifuse is installed, else fused")
     batches: str = Field("auto", description="batch source: when batches are sampled; auto: ahead "
                          "of time on GPUs if dgl-heta-hifuse is installed, else on demand")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "

@@ -62,9 +62,10 @@ class DistributedModel(nn.Module):
         wanted, dtypes = dtype_of(part.settings), {p.dtype for p in module.parameters()}
         if dtypes & {torch.float32, torch.float64} and wanted not in dtypes:
             call = "double" if wanted == torch.float64 else "float"
-            raise InputError(f"the model's parameters are {' and '.join(map(str, dtypes))}, and "
-                             f"rows are read as {wanted} (train.dtype); give distribute "
-                             f"model.{call}(), or set train.dtype otherwise")
+            given = " and ".join(sorted(map(str, dtypes)))
+            raise InputError(f"the model's parameters are {given}, and rows are read as {wanted} "
+                             f"(train.dtype); give distribute model.{call}(), or set train.dtype "
+                             "otherwise")
         self.module = module.to(part.device)
         for state in (*module.parameters(), *module.buffers()):
             if part.world.size > 1 and state.numel():

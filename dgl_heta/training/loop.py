@@ -66,7 +66,8 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
     first, rank, model = engine.rank == 0, engine.rank, engine.distributed
     _check_seeds(engine)
     identity = Identity.of(engine.part, engine.task, settings,
-                           registry.providers("batch source"))
+                           registry.providers("batch source"),
+                           registry.providers("aggregation kernel"))
     validates = bool(engine.steps("val"))
     _check_validation(engine, validates)
     log = run_dir / "metrics.jsonl"

@@ -22,6 +22,8 @@ from dgl_heta.training.worker_partition import WorkerPartition
 _OTHERS = "other settings, another plan or another graph"
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads", "early_stopping", "metrics"}
+_KERNEL = "fused"
+"""In every fingerprint: numbers stay with any kernel, and runs from before have this one's name."""
 _OF_WORKERS = ("batch_size", "global_batch_size", "trainers")
 _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know: what they did
     "train": {"global_batch_size": None, "exchange_dtype": "same", "autocast": "off",
@@ -56,10 +58,12 @@ class Identity:
 
     @classmethod
     def of(cls, part: WorkerPartition, task: TrainingTask, settings: Settings,
-           sources: Collection[str] = ()) -> Identity:
-        """That of `dgl-heta train`; `sources` are all that can make batches."""
+           sources: Collection[str] = (), kernels: Collection[str] = ()) -> Identity:
+        """That of `dgl-heta train`; `sources` are all that can make batches, `kernels` all kernels.
+        """
         sections = {"task": settings.task.model_dump(), "model": settings.model.model_dump(),
                     "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
+        sections["train"]["kernel"] = _KERNEL
         if settings.task.links is not None:  # its content counts, not where it lies
             sections["task"]["links"] = file_sum(Path(settings.task.links))[:16]
         if settings.task.table is not None:
@@ -74,8 +78,9 @@ class Identity:
                     del sections[section][name]
         # Batches are the same whoever makes them, which by "auto" depends on the machine.
         making = sources if settings.train.batches == Auto.name else [part.source.name]
-        own = {name: given for name, given in settings.plugins.items()
-               if name not in (*making, settings.train.batches, *settings.run.loggers)}
+        computing = kernels if settings.train.kernel == "auto" else ()
+        own = {name: given for name, given in settings.plugins.items() if name not in (
+            *making, *computing, settings.train.batches, *settings.run.loggers)}
         return cls.from_sections(part.store, part.plan, sections, own)
 
     @classmethod
@@ -109,6 +114,7 @@ class Identity:
         before = note.get("settings")
         if not isinstance(before, Mapping) or not isinstance(before.get("train"), Mapping):
             return _OTHERS
+        before = {**before, "train": {**before["train"], "kernel": _KERNEL}}
         now, then = self.settings, note.get("workers")
         if then is not None:  # notes of earlier versions are of the same workers only
             before, now = _of_any_workers(before, then), _of_any_workers(now, self.workers)

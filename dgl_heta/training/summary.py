@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dgl_heta._version import __version__
+from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.report.epoch_records import CAUSES, STAGES, EpochRecord
 from dgl_heta.settings import Settings
 from dgl_heta.system.memory import peak_rss_mb
@@ -59,7 +60,8 @@ def summarize(engine: Engine, settings: Settings, history: list[EpochRecord],
                                    "not_proved": engine.proof.told},
         "metric": engine.task.metric,
         "dataset": engine.store.manifest.name, "model": settings.model.name,
-        "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,
+        "wrapper": settings.train.wrapper, "kernel": kernel_in_use().name,
+        "batches": engine.part.source.name, "parts": engine.plan.num_parts,
         "parameters": sum(p.numel() for p in engine.model.parameters()),
         "settings": settings.model_dump(), "versions": versions(),
         "plan": engine.plan.to_json(),

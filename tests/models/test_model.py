@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, RelationError
 from dgl_heta.models import (
     HGNN,
     HANLayer,
@@ -261,6 +261,28 @@ def test_methods_that_are_mixed_in_are_called(tmp_path: Path) -> None:
     got, want = (output_of(tmp_path / kind.__name__, kind, []) for kind in (MixedIn, Own))
     torch.testing.assert_close(got, want)
     assert not torch.allclose(got, output_of(tmp_path / "hgt", HGTLayer, []))
+
+
+def test_what_does_not_fit_a_kernel_is_named_by_its_relation(tmp_path: Path) -> None:
+    class Narrow(TorchKernel):
+        def reduce(self, edges, states, op):
+            raise RelationError(len(edges) - 1, len(edges), "it is too wide")
+
+    relations = []
+
+    class Layer(RGCNLayer):
+        def aggregate_all(self, of_layer):
+            relations.append(of_layer[-1].relation)
+            return super().aggregate_all(of_layer)
+
+    before = use_kernel(Narrow())
+    try:
+        with pytest.raises(InputError, match="it is too wide") as raised:
+            output_of(tmp_path / "store", Layer, [])
+    finally:
+        use_kernel(before)
+    assert str(raised.value) == f"relation '{relations[0]}': it is too wide"
+
 
 
 def test_a_method_of_one_layer_object_cannot_be_exchanged(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class TrainingJob:
                            ("batch source", settings.train.batches),
                            ("cache policy", settings.cache.policy_on(True))):
             registry.get(kind, name)
-        registry.kernel(settings.train.kernel, settings.train.device != "cpu")
+        registry.kernel(settings.train.kernel, settings.train.device.startswith("cuda"))
         for name in settings.run.loggers:
             registry.get("logger", name).check()
         plan = plan_for(opened, settings, registry)

@@ -63,19 +63,16 @@ class MergedKernel(FusedKernel):
 def _merges(states: Sequence[Tensor]) -> bool:
     """Return whether states differ in the number of their rows alone, and no compiled pass of
     `fused` takes them."""
-    each = (states.whole,) if isinstance(states, Joined) else states
-    first = each[0]
+    first = states[0]
     fused = COMPILES and first.device.type == "cpu" and first.dtype in (torch.float32,
                                                                         torch.float64)
     return not fused and first.dim() == 2 and all(
         x.dtype == first.dtype and x.device == first.device and x.shape[1:] == first.shape[1:]
-        for x in each)
+        for x in states)
 
 
 def _together(states: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """Each tensor once, one after the other, and where the one of each relation begins."""
-    if isinstance(states, Joined):
-        return states.whole, states.starts
     unique = {id(x): x for x in states}
     starts = dict(zip(unique, itertools.accumulate((len(x) for x in unique.values()), initial=0)))
     tensors = list(unique.values())

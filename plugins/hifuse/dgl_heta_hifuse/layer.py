@@ -150,7 +150,8 @@ class WholeLayer(LayerEdges):
         if not self._in_use() or merged_by is None or not _is_known(layer):
             return None
         # What nobody reads has no gradient, and nor have the parameters behind it. As a part of one
-        # tensor it would have zeros, by which an optimizer's momentum moves them.
+        # tensor it would have zeros, by which an optimizer's momentum moves them. What the layer
+        # above is, is not known here: mostly one like this.
         if block.above is not None and not _read(layer, block.above).issuperset(
                 t for t, n in self.results if n):
             return None
@@ -253,10 +254,10 @@ def _read(layer: HGNNLayer, block: Block) -> set[str]:
     """The node types whose states the layer reads of a block, also by relations without edges."""
     relations = [edges.relation for edges in block.edges]
     read = {r.src for r in relations}
-    if layer.reads_state:
+    if layer.attends or layer.reads_state:
         read.update(r.dst for r in relations)
-        if type(layer).update is not RGATLayer.update or layer.loop is not None:
-            read.update(block.num_dst)
+    if layer.reads_state and (type(layer).update is not RGATLayer.update or layer.loop is not None):
+        read.update(block.num_dst)
     return read
 
 

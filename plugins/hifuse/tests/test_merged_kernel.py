@@ -37,14 +37,13 @@ class Case:
             indices = generator.integers(0, sources[at], int(indptr[-1])).astype(np.int32)
             self.edges.append(InEdges(torch.from_numpy(indptr), torch.from_numpy(indices)))
 
-    def states(self, joined: bool) -> tuple[Sequence[Tensor], list[Tensor]]:
+    def states(self) -> tuple[Sequence[Tensor], list[Tensor]]:
         """The source states of each relation, fresh leaves of the same values at each call, and
-        these leaves. `joined` gives states as one tensor."""
+        these leaves."""
         generator = torch.Generator().manual_seed(7)
-        sizes = [self.sources[at] for at in self.of] if joined else self.sources
         leaves = [torch.randn(n, WIDTH, dtype=self.dtype, generator=generator).requires_grad_()
-                  for n in ([sum(sizes)] if joined else sizes)]
-        return Joined(leaves[0], sizes) if joined else [leaves[at] for at in self.of], leaves
+                  for n in self.sources]
+        return [leaves[at] for at in self.of], leaves
 
 
 @st.composite
@@ -57,9 +56,9 @@ def some_cases(draw: st.DrawFn) -> Case:
     return Case(degrees, sources, of, draw(st.sampled_from(list(TOLERANCES))))
 
 
-def outcome(kernel: BaseKernel, case: Case, op: str, joined: bool) -> list[Tensor]:
+def outcome(kernel: BaseKernel, case: Case, op: str) -> list[Tensor]:
     """Return the result for each relation, and the gradients of the states."""
-    states, leaves = case.states(joined)
+    states, leaves = case.states()
     results = [*kernel.reduce(case.edges, states, op)]
     generator = torch.Generator().manual_seed(1)
     sum((x * torch.randn(x.shape, dtype=x.dtype, generator=generator)).sum()
@@ -68,10 +67,9 @@ def outcome(kernel: BaseKernel, case: Case, op: str, joined: bool) -> list[Tenso
             *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)]
 
 
-def check(case: Case, op: str, joined: bool) -> None:
+def check(case: Case, op: str) -> None:
     limit = TOLERANCES[case.dtype]
-    for got, want in zip(outcome(MERGED, case, op, joined), outcome(TORCH, case, op, joined),
-                         strict=True):
+    for got, want in zip(outcome(MERGED, case, op), outcome(TORCH, case, op), strict=True):
         torch.testing.assert_close(got, want, rtol=limit, atol=limit)
 
 
@@ -90,9 +88,9 @@ def leave_kernel() -> Iterator[None]:
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @settings(max_examples=30, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=some_cases(), joined=st.booleans())
-def test_sums_agree_with_the_reference(op: str, case: Case, joined: bool) -> None:
-    check(case, op, joined)
+@given(case=some_cases())
+def test_sums_agree_with_the_reference(op: str, case: Case) -> None:
+    check(case, op)
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
@@ -102,8 +100,7 @@ def test_two_hundred_relations_many_of_them_empty(op: str) -> None:
                for i in range(200)]
     # One source row for each edge, so that maxima do not tie.
     case = Case(degrees, [50, 1, 7], generator.integers(0, 3, 200).tolist())
-    check(case, op, joined=False)
-    check(case, op, joined=True)
+    check(case, op)
 
 
 def test_a_graph_can_be_gone_through_twice_and_in_parts() -> None:
