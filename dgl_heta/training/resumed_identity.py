@@ -114,8 +114,8 @@ class Identity:
         before = note.get("settings")
         if not isinstance(before, Mapping) or not isinstance(before.get("train"), Mapping):
             return _OTHERS
-        before = {**before, "train": {**before["train"], "kernel": _KERNEL}}
-        now, then = self.settings, note.get("workers")
+        before, now = _without_kernel(before), _without_kernel(self.settings)
+        then = note.get("workers")
         if then is not None:  # notes of earlier versions are of the same workers only
             before, now = _of_any_workers(before, then), _of_any_workers(now, self.workers)
         changed = [f"{section}.{name} = {_short(old)} (now {_short(new)})"
@@ -129,6 +129,11 @@ class Identity:
         if not differences:
             return _OTHERS if then is None else ""
         return listing(differences)
+
+
+def _without_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
+    train = {name: value for name, value in settings["train"].items() if name != "kernel"}
+    return {**settings, "train": train}
 
 
 def _of_any_workers(settings: Mapping[str, Any], workers: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dgl_heta.store import Store, write_store
 from tests.support import warm
 from tests.support.cuts import deal_pieces
 from tests.support.graphs import academic
+from tests.support.plugins import ROOT
 
 SETTINGS = ["model.hidden=8", "train.dtype=float64", "train.threads=1"]
 LOOP = """
@@ -95,7 +96,8 @@ def run(program: str, part: Path, workers: int, *settings: str, save: Path | Non
     return subprocess.run(
         [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
          str(workers), str(file), json.dumps(given)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"})
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), os.environ.get("PYTHONPATH", "")])})
 
 
 def scores(program: str, part: Path, workers: int, *settings: str, **more: Any) -> list[Any]:
@@ -419,7 +421,7 @@ for accumulate in (False, True):
                     sums[-1][k] = sums[-1].get(k, 0) + p.grad
 assert sums[0].keys() == sums[1].keys() and len(sums[0]) > 10
 assert all((sums[0][k] - sums[1][k]).abs().max() < 1e-12 for k in sums[0])
-print(json.dumps("equal"), flush=True)
+os.write(1, b'"equal"\\n')  # at once, as workers share the pipe
 
 # Of a loss that parameters are part of without the outputs, and of a module that is called apart.
 model.zero_grad()
@@ -433,7 +435,7 @@ norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not 
 others = part.world.all_gather_json(norms.tolist(), "control")
 assert others[0] == others[-1]
 if part.rank == 0:
-    print(json.dumps(others[0]), flush=True)
+    os.write(1, f"{json.dumps(others[0])}\\n".encode())
 
 # What optimizers are set to goes on with a checkpoint, also on another number of workers.
 optimizer, schedule = torch.optim.Adam(model.parameters(), lr=0.125), part.row_optimizer(0.25)
@@ -470,7 +472,7 @@ with torch.no_grad():
     for batch in part.loader(np.arange(120), [-1, -1], batch_size=50):
         there = torch.from_numpy(rows[batch.seeds["paper"]])
         assert (model(batch)["paper"] - there).abs().max() < 1e-12
-print(json.dumps(rows.shape), flush=True)
+os.write(1, f"{json.dumps(rows.shape)}\\n".encode())
 """
 
 
