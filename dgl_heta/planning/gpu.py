@@ -84,8 +84,8 @@ def forecast(load: Load, schema: Schema, work: Workload, gpu: Gpu, settings: Set
     `cacheable`, and whether that `fits`.
     """
     kernel = settings.train.kernel
-    if kernel == "auto" or settings.train.autocast != "off":  # then no layer is taken as a whole
-        kernel = "fused"
+    if kernel == "auto" or settings.train.autocast != "off":
+        kernel = "fused"  # which `merged` is in mixed precision, where it takes no whole layer
     step, counted, row = load.step, COUNTED[kernel][work.model], work.row_bytes
     assert step is not None
     width = {t: schema.feature_bytes.get(t, 0) for t in step.inputs}

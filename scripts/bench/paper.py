@@ -47,7 +47,8 @@ from common import (
     work_dir,
 )
 from figures import BY_NAME, FIGURES
-from paper_sources import GPU_SCRIPT, Call, Figure, Rows, printed
+from paper_pictures import draw
+from paper_sources import GPU_SCRIPT, Call, Figure, Rows, of_gpu, printed
 
 from dgl_heta.system.atomic_files import write_atomic
 
@@ -162,29 +163,6 @@ class Runner:
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
 
 
-def of_gpu(directory: Path) -> dict[str, Any]:
-    """What scripts/gpu.sh left in a directory, as one measurement.
-
-    Raises
-    ------
-    SystemExit
-        Nothing did, or not all of it ended well.
-    """
-    try:
-        summary = json.loads((directory / "summary.json").read_text())
-        layers = (directory / "layers.log").read_text()
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: --gpu: these are no results of scripts/gpu.sh: {error}")
-    at = summary["environment"]
-    if at["pretended"] or not summary["passed"]:
-        sys.exit(f"error: --gpu: {directory} is of " + (
-            "a pretended GPU" if at["pretended"] else "a run that did not pass"))
-    return {"seconds": sum(s["seconds"] for s in summary["stages"].values()),
-            "load_before": at["load"], "data": {"steps": summary["steps"], "layers": layers},
-            "machine": {"cpu": f"{at['gpus'][0]['name']} beside {at['cpu']}", "cores": at["cores"],
-                        "load": at["load"], "versions": {"commit": at["commit"]}}}
-
-
 def gathered(figure: Figure, rows: Rows) -> Rows:
     """A row for each setting: its labels, and for each column our numbers and the paper's."""
     taken = [row for row in rows if all(str(row.get(k)) in of for k, of in figure.only)]
@@ -217,52 +195,6 @@ def compared_table(figure: Figure, rows: Rows) -> str:
                 line.append(f"{said:g}" if isinstance(said, float | int) else said)
         cells.append(line)
     return markdown(header, cells)
-
-
-def draw(figure: Figure, rows: Rows, curves: Rows, file: Path) -> str | None:
-    """A picture as SVG; why there is none, if so."""
-    try:
-        from matplotlib import rcParams
-        from matplotlib.figure import Figure as Picture
-    except ImportError:
-        return "no picture: matplotlib is not installed (pip install 'dgl-heta[charts]')"
-    rcParams["svg.hashsalt"] = "dgl-heta"
-    rows = [r for r in rows if any(r["ours"].values())]
-    if not rows and not curves:
-        return None
-    picture = Picture(figsize=(9, 1.4 + 0.26 * max(len(rows), 6)), layout="constrained")
-    axis = picture.add_subplot()
-    if curves:
-        for curve in curves:
-            axis.plot(curve["x"], curve["y"], marker=".", label=curve["name"])
-        axis.set(xlabel=figure.axes[0], ylabel=figure.axes[1])
-    else:
-        bars(figure, rows, axis)
-    axis.legend(fontsize="small", frameon=False)
-    axis.set_title(figure.title, loc="left", fontsize="medium")
-    axis.spines[["top", "right"]].set_visible(False)
-    picture.savefig(file, metadata={"Date": None})
-    return None
-
-
-def bars(figure: Figure, rows: Rows, axis: Any) -> None:
-    """The first column as bars, with its spread and the paper's numbers; or all, one upon the
-    other."""
-    places = range(len(rows))
-    left = [0.0] * len(rows)
-    for column in figure.columns if figure.stacked else figure.columns[:1]:
-        each = [row["ours"].get(column.name) or [0.0] for row in rows]
-        middle = [statistics.median(x) for x in each]
-        error = None if figure.stacked else [[m - min(x) for m, x in zip(middle, each)],
-                                             [max(x) - m for m, x in zip(middle, each)]]
-        axis.barh(places, middle, left=left, xerr=error, label=column.name)
-        left = [a + b for a, b in zip(left, middle)]
-        said = [(r["paper"].get(column.name), i) for i, r in enumerate(rows)]
-        known = [(x, i) for x, i in said if isinstance(x, float | int)]
-        if known and not figure.stacked:
-            axis.scatter(*zip(*known), marker="D", color="black", label="the paper")
-    axis.set_yticks(places, [" ".join(filter(None, r["labels"].values())) for r in rows])
-    axis.invert_yaxis()
 
 
 def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, Any]:

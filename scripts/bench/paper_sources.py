@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common import Column
@@ -34,6 +37,29 @@ def printed(text: str) -> Rows:
         elif not re.fullmatch(r"[|:\- ]+", line):
             found.append(dict(zip(header, cells)))
     return found
+
+
+def of_gpu(directory: Path) -> dict[str, Any]:
+    """What scripts/gpu.sh left in a directory, as one measurement.
+
+    Raises
+    ------
+    SystemExit
+        Nothing did, or not all of it ended well.
+    """
+    try:
+        summary = json.loads((directory / "summary.json").read_text())
+        layers = (directory / "layers.log").read_text()
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: --gpu: these are no results of scripts/gpu.sh: {error}")
+    at = summary["environment"]
+    if at["pretended"] or not summary["passed"]:
+        sys.exit(f"error: --gpu: {directory} is of " + (
+            "a pretended GPU" if at["pretended"] else "a run that did not pass"))
+    return {"seconds": sum(s["seconds"] for s in summary["stages"].values()),
+            "load_before": at["load"], "data": {"steps": summary["steps"], "layers": layers},
+            "machine": {"cpu": f"{at['gpus'][0]['name']} beside {at['cpu']}", "cores": at["cores"],
+                        "load": at["load"], "versions": {"commit": at["commit"]}}}
 
 
 def gpu_steps(data: Any) -> Rows:

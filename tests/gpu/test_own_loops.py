@@ -1,4 +1,5 @@
-"""Loops of one's own and PyG's models on a real GPU, beside the CPU: `scripts/gpu.sh`."""
+"""Loops of one's own and PyG's models on a GPU, beside the CPU: on a real one by `scripts/gpu.sh`,
+elsewhere on the pretended one."""
 
 from __future__ import annotations
 
@@ -18,15 +19,27 @@ from tests.support.graphs import academic
 from tests.support.plugins import ROOT
 from tests.support.waiting import PATIENCE
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize(("loop", "kernel"), [
+LOOPS = pytest.mark.parametrize(("loop", "kernel"), [
     ("auto", "merged"), ("fused", "fused"), pytest.param("pyg", None, marks=pytest.mark.skipif(
         importlib.util.find_spec("torch_geometric") is None,
         reason="PyTorch Geometric is not installed"))])
+
+
+@pytest.mark.gpu
+@LOOPS
 def test_a_loop_has_the_losses_that_it_has_on_a_cpu(tmp_path: Path, loop: str, kernel: str | None
                                                     ) -> None:
+    check(tmp_path, loop, kernel)
+
+
+@pytest.mark.needs("pretended")
+@LOOPS
+def test_it_has_them_where_a_gpu_is_pretended(tmp_path: Path, loop: str, kernel: str | None
+                                              ) -> None:
+    check(tmp_path, loop, kernel)
+
+
+def check(tmp_path: Path, loop: str, kernel: str | None) -> None:
     write_store(academic(papers=120), tmp_path / "store")
     store = Store(tmp_path / "store")
     write_partition(store, make_plan(store.schema, ["paper"], 2, 1), tmp_path / "part")

@@ -66,8 +66,7 @@ def test_what_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert message in err
 
 
-TRIAL = ["--pretend", "--minutes", "10", "--select", "cached_on_a_gpu or loop",
-         "--step-options",
+TRIAL = ["--pretend", "--minutes", "10", "--select", "cached_on_a_gpu or loop", "--step-options",
          "--scale", "0.005", "--case-seconds", "0.1", "--graphs", "mag", "--models", "rgcn",
          "--variants", "default", "CPU"]
 
