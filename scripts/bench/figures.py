@@ -54,6 +54,7 @@ def beside(systems: str, shapes: str, models: str = "rgcn", more: str = "",
 # One measurement a graph, which several figures show: the default beside DistDGL at three cuts;
 # what the paper has beside it; attention.
 AT_CUTS = tuple(beside("metis metis-vol heta-delegated", s, more="--cohesion 0 0.5 0.95",
+                       steady=LONG_STEPS if s == "igb-het" else STEADY,
                        small="mag" if s == "mag" else "") for s in ALL.split())
 ALONE = tuple(beside("metis relation-random heta", s, small="mag" if s == "mag" else "")
               for s in ALL.split())
