@@ -1,13 +1,13 @@
 """What each part of plugins/hifuse brings, alone and together, as HiFuse's Fig. 9 shows it.
 
     python scripts/bench/ablation.py                    # five shapes, two models, 4 minutes
-    python scripts/bench/ablation.py --shapes synthetic-mag:scale=0.05 --models rgcn --cores 2 1 \
+    python scripts/bench/ablation.py --shapes synthetic-mag:scale=0.05 --models rgcn \
         --configurations reorganised "reorganised + pipeline" --set train.threads=1
 
-One worker trains on a synthetic shape. One process per shape, model and number of cores, to which
-it is bound, has an engine for every configuration; they train the same passes in turns, each round
-in another order. The first round compiles and warms up, and is not counted. Configurations with the
-same kernel must have the same losses, bit for bit.
+One worker trains on a synthetic shape. One process per shape and model has an engine for every
+configuration; they train the same passes in turns, each round in another order. The first round
+compiles and warms up, and is not counted. Configurations with the same kernel must have the same
+losses, bit for bit.
 
 - reference: PyTorch's operators, relation by relation, one sampling thread, batches on demand.
 - reorganised: the kernel `fused`, which reads the rows of a type where they lie, and has what
@@ -17,10 +17,10 @@ same kernel must have the same losses, bit for bit.
 - reorganised + threads, reorganised + pipeline, all: together.
 
 Stages are what training waited for (sample, fetch) and did (forward, backward, update). Of batches
-made ahead: `hidden` is what sampling and reading took where nothing ran beside them, without what
-training still waited for, and `gained` the time that a step got shorter, both in shares of the
-former. Kernels of Fig. 8 and 11: `python -m tests.support.pretended.layer_counts`. Fig. 10
-(processor ÷ GPU time) and Table 3 (throughput of a GPU kernel) need a GPU.
+made ahead `hidden` is the share of sampling and reading, as long as it took where nothing ran
+beside it, that training did not wait for. Kernels of Fig. 8 and 11:
+`python -m tests.support.pretended.layer_counts`. Fig. 10 (processor ÷ GPU time) and Table 3
+(throughput of a GPU kernel) need a GPU.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ CONFIGURATIONS = {
     "reorganised + threads": (FUSED, TWO, DEMAND), "reorganised + pipeline": (FUSED, ONE, AHEAD),
     "all": (FUSED, TWO, AHEAD)}
 STAGES = ("sample", "fetch", "forward", "backward", "update")
-BY = ("graph", "model", "cores", "configuration")
+BY = ("graph", "model", "configuration")
 COLUMNS = (Column("ms a step", "seconds", 1e3, 1), Column("first ÷ this", "faster"),
            *(Column(stage, f"stages/{stage}", 1e3, 1) for stage in STAGES),
            Column("waited for batches", "waited", 1e3, 1),
-           Column("hidden, %", "hidden", 100, 0), Column("gained, %", "gained", 100, 0))
+           Column("hidden, %", "hidden", 100, 0))
 SHAPES = {"aifb": "synthetic-aifb", "mutag": "synthetic-mutag", "bgs": "synthetic-bgs",
           "am": "synthetic-am:scale=0.25", "freebase": "synthetic-freebase:scale=0.05"}
 QUICK = {"aifb": "synthetic-aifb:scale=0.1", "mutag": "synthetic-mutag:scale=0.1"}
@@ -55,7 +55,6 @@ QUICK = {"aifb": "synthetic-aifb:scale=0.1", "mutag": "synthetic-mutag:scale=0.1
 
 def child(job: dict[str, Any]) -> None:
     """Train passes in turns, and print what they took."""
-    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:job["cores"]]))
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.nn import kernel_in_use, use_kernel
     from dgl_heta.partition.directory import open_partition
@@ -103,8 +102,6 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=1024, help="default: 1024")
     options.add_argument("--fanouts", default="25,20", help="default: 25,20")
     options.add_argument("--hidden", type=int, default=64, help="default: 64")
-    options.add_argument("--cores", nargs="+", type=int, default=[2], metavar="N",
-                         help="cores that a process is bound to (default: 2)")
     options.add_argument("--configurations", nargs="+", choices=list(CONFIGURATIONS),
                          default=list(CONFIGURATIONS), metavar="NAME",
                          help="ratios are to the first one")
@@ -129,14 +126,11 @@ def main() -> None:
                 settings = [f"model.name={model}", f"model.hidden={args.hidden}",
                             f"train.batch_size={args.batch}", f"train.fanouts={args.fanouts}",
                             "train.device=cpu", *args.set]
-                for cores in args.cores:
-                    made = run_child([sys.executable, __file__, "--child", json.dumps(
-                        {"partition": str(out), "settings": settings, "steps": steps,
-                         "cores": cores, "configurations": [*args.configurations, *also],
-                         "also": also,
-                         "rounds": rounds})], f"{shape}, {model}, {cores} cores").result
-                    rows += [{"graph": shape, "model": model, "cores": cores, **row}
-                             for row in rows_of(made["runs"])]
+                made = run_child([sys.executable, __file__, "--child", json.dumps(
+                    {"partition": str(out), "settings": settings, "steps": steps, "also": also,
+                     "configurations": [*args.configurations, *also], "rounds": rounds})],
+                    f"{shape}, {model}").result
+                rows += [{"graph": shape, "model": model, **row} for row in rows_of(made["runs"])]
     head = (f"Batch {args.batch}, fanouts {args.fanouts}, hidden {args.hidden}, {rounds} rounds of "
             f"passes of at most {steps} steps. Median (least–largest).")
     finish(args, "Ablation", [head, table(rows, BY, COLUMNS)], {"rows": rows}, before)
@@ -158,9 +152,7 @@ def rows_of(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             row = {"configuration": name, **run,
                    "faster": runs[first][number]["seconds"] / run["seconds"]}
             if source == AHEAD and without is not None:
-                alone = without[number]
-                row["hidden"] = 1 - run["waited"] / alone["worked"]
-                row["gained"] = (alone["seconds"] - run["seconds"]) / alone["worked"]
+                row["hidden"] = 1 - run["waited"] / without[number]["worked"]
             rows.append(row)
     return rows
 

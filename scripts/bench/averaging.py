@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Column, finish, machine, memory_mb, parser, progress, table, work_dir
+from common import Column, finish, machine, memory_mb, opened, parser, progress, table, work_dir
 from dgl_heta_catgnn import EdgeStream
 from dgl_heta_catgnn.memory import footprint, row_bytes
 from dgl_heta_catgnn.training.batches import loss_of
@@ -43,10 +43,8 @@ from dgl_heta_catgnn.training.parts import TrainingParts, prepare
 from dgl_heta_catgnn.training.turns import Turns
 from dgl_heta_catgnn.training.worker import choices_of, train
 
-from dgl_heta import as_source
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.graph_input import open_input
 from dgl_heta.partition.request import make_request
 
 BY = ("graph", "model", "way", "hops", "sync_every", "parts")
@@ -74,8 +72,7 @@ class Bench:
         key = graph, parts, hops
         if key not in self._parts:
             if graph not in self._graphs:
-                opened = open_input(graph, plugins())
-                self._graphs[graph] = as_source(opened.store or opened.source)  # type: ignore[arg-type]
+                self._graphs[graph] = opened(graph)
             source, out = self._graphs[graph], self.temp / f"{len(self._parts)}"
             backend = plugins().get("partition backend", "spring")
             made = backend.partition(source, make_request(

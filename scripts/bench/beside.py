@@ -126,7 +126,8 @@ def main() -> None:
             run_child([*CLI, "partition", graph, "--parts", "1", "--hops",
                        str(len(args.fanouts.split(","))), "--out", str(paths[True]), "--json"],
                       f"partitioning {graph}")
-            run_child([*LOOP, "pyg", str(paths[False]), "--write", graph], f"writing {graph}")
+            run_child([*LOOP, "pyg", str(paths[False]), "--write", graph], f"writing {graph}",
+                      json_wanted=False)
             for threads, model, seed in product(args.threads, args.models, range(args.seeds)):
                 of = {"graph": graph.split("/")[-1], "model": model, "threads": threads}
                 rows += turns(args, of, seed, paths)

@@ -278,11 +278,11 @@ def evaluate(system: System) -> list[int]:
 
 
 def write(dataset: str, out: Path) -> None:
-    """Write a graph as tensors, and say how long that took."""
+    """Write a graph as tensors."""
     from dgl_heta.hooks.manager import Plugins
     from dgl_heta.partition.graph_input import open_input
 
-    started, source = time.perf_counter(), open_input(dataset, Plugins()).source
+    source = open_input(dataset, Plugins()).source
     if source is None or source.task is None:
         raise SystemExit(f"{dataset} is no data set with a task")
     target, arrays = source.task.target, source.node_arrays
@@ -296,9 +296,6 @@ def write(dataset: str, out: Path) -> None:
                 "y": own["label"].long(), "classes": source.task.num_classes,
                 **{f"{s}_mask": own[f"{s}_mask"].bool() for s in ("train", "test")}},
                out / "graph.pt")
-    print(json.dumps({"seconds": time.perf_counter() - started, "target": target,
-                      "classes": source.task.num_classes, "nodes": sum(source.node_counts.values()),
-                      "edges": sum(e.shape[1] for e in edges.values())}))
 
 
 def main() -> None:
@@ -324,15 +321,13 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    system, trained = SYSTEMS[args.system](args), 0.0
+    system = SYSTEMS[args.system](args)
     for number, _ in enumerate(range(args.epochs) if args.epochs else sys.stdin):
         sent = _link()
         record = epoch(system)
-        trained += record["seconds"]
         if args.evaluate:
             record["test"] = evaluate(system)
-        record.update(epoch=number, rank=RANK, trained=trained, link=_link() - sent, causes={},
-                      parameters=sum(p.numel() for p in system.model.parameters()),
+        record.update(epoch=number, rank=RANK, link=_link() - sent, causes={},
                       memory={"own": memory_mb()["VmHWM"] * 1e6, "shared": 0})
         print(json.dumps(record), flush=True)
     if WORLD > 1:

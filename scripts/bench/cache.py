@@ -6,7 +6,7 @@
 Epoch and hit rate as pictures: `paper.py heta-fig11 heta-fig12`.
 
 One worker trains R-GCN in a memory control group that holds the process and a quarter of its
-features (`--share`); learnable features are in files, too. So the slow tier are memory-mapped
+features; learnable features are in files, too. So the slow tier are memory-mapped
 files on a cold disk, with the page cache that the limit leaves; what a cache takes, the page cache
 loses. With `--reads direct` rows below the cache are read past the page cache. Every round runs
 every configuration in a process of its own; the first epoch of each warms up and is not counted.
@@ -37,6 +37,7 @@ COLUMNS = (Column("s/epoch", "seconds"), Column("of it fetching", "fetch"),
            Column("times as fast as hotness", "hotness"))
 OF_TYPES = (Column("rows in the cache, %", "hits", 100, 0),
             Column("a miss, ns per byte", "penalty", 1e9, 1))
+SHARE = 0.25  # of the features has room in memory
 SLACK_MB = 200  # of the limit, beside what the process needs and the share of its features
 
 
@@ -53,14 +54,12 @@ def child(job: dict[str, Any]) -> None:
     store, plan = open_partition(job["partition"])
     engine = build_engine(store, plan, load_settings(None, job["settings"], {}), plugins(),
                     Path(job["scratch"]))
-    started = time.perf_counter()
     caches = attach(engine, Path(job["scratch"]) / "profiles")
-    prepared = time.perf_counter() - started
     if job["evict"]:
         for path in Path(job["partition"]).rglob("*.npy"):
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    seconds, fetch, update, losses = [], [], [], []
+    seconds, fetch, losses = [], [], []
     for epoch in range(job["epochs"] + 1):
         engine.start_epoch(epoch)
         started = time.perf_counter()
@@ -68,14 +67,11 @@ def child(job: dict[str, Any]) -> None:
             losses.append(float(totals[0]))
         seconds.append(time.perf_counter() - started)
         fetch.append(engine.seconds["fetch"])
-        update.append(engine.seconds["update"])
     print(json.dumps({
-        "seconds": seconds[1:], "fetch": fetch[1:], "update": update[1:], "losses": losses,
-        "prepared": prepared,
+        "seconds": seconds[1:], "fetch": fetch[1:], "losses": losses,
         "bytes": sum(s.shape[0] * s.shape[1] * s.dtype.itemsize
                      for s in engine.static.sources.values()) + engine.learnable.bytes,
         "whole": len(engine.steps("train")), "reads": engine.static.reads,
-        "notes": caches.notes if caches else [],
         "cache": caches.counted() if caches else {},
         "profile_seconds": caches.seconds if caches else 0.0,
         "penalties": caches.penalties if caches else {}}))
@@ -99,11 +95,11 @@ class Bench:
         self.scratch.mkdir()
         self.limited = _make_group()
         self.spec = spec
-        self.batch = 64 if args.quick else args.batch_size or BATCH.get(name, 512)
+        self.batch = 64 if args.quick else BATCH.get(name, 512)
         first = self.run("none", 0.0, limit=None)
         self.bytes = first["bytes"]
         self.base_mb = first["anon_mb"]
-        self.limit = int((self.base_mb + SLACK_MB) * 1e6 + args.share * self.bytes)
+        self.limit = int((self.base_mb + SLACK_MB) * 1e6 + SHARE * self.bytes)
 
     def run(self, policy: str, capacity_mb: float, limit: int | None) -> dict[str, Any]:
         """One process; its epochs' seconds and the rest that `child` prints."""
@@ -115,7 +111,7 @@ class Bench:
             f"cache.policy={policy}", f"cache.capacity_mb={capacity_mb}",
             f"cache.reads={args.reads}", "cache.learnable=disk", "model.hidden=64",
             f"train.batch_size={self.batch}", "train.fanouts=25,20",
-            "train.device=cpu", f"cache.epochs={args.presample}"]
+            "train.device=cpu", "cache.epochs=0.5"]
         job = {"partition": str(self.partition), "scratch": str(self.scratch),
                "settings": settings, "limited": self.limited and limit is not None,
                "epochs": args.epochs, "steps": args.steps, "evict": self.limited}
@@ -125,7 +121,7 @@ class Bench:
 
     def all(self) -> list[dict[str, Any]]:
         """Every policy and capacity, round after round, each round with its own `none`."""
-        budget = self.args.share * self.bytes / 1e6
+        budget = SHARE * self.bytes / 1e6
         runs = []
         for turn in range(self.args.rounds):
             base = self.run("none", 0.0, self.limit)
@@ -147,7 +143,7 @@ def rows_of(bench: Bench, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each run, and one for each node type that it caches."""
     rows = []
     for run in runs:
-        mb = run["share"] * bench.args.share * bench.bytes / 1e6
+        mb = run["share"] * SHARE * bench.bytes / 1e6
         row = {"graph": bench.name, "policy": run["policy"], "capacity, MB": f"{mb:,.0f}",
                "seconds": statistics.median(run["seconds"]),
                "fetch": statistics.median(run["fetch"]), "faster": run.get("speedup", 1.0)}
@@ -202,15 +198,10 @@ def main() -> None:
     options.add_argument("--policies", nargs="+", default=list(POLICIES))
     options.add_argument("--capacities", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0],
                       help="as shares of the memory for features")
-    options.add_argument("--share", type=float, default=0.25,
-                      help="memory for features, as a share of them")
     options.add_argument("--reads", choices=["mapped", "direct"], default="mapped")
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--steps", type=int, default=8, help="steps per epoch")
-    options.add_argument("--batch-size", type=int,
-                      help="default: 512, of mag240m 128")
-    options.add_argument("--presample", type=float, default=0.5, help="epochs of pre-sampling")
     options.add_argument("--child", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.child:

@@ -216,6 +216,19 @@ def elsewhere() -> Callable[[], dict[str, float]]:
     return since
 
 
+def opened(name: str) -> Any:
+    """The graph that `dgl-heta partition` reads by this name, a :class:`dgl_heta.GraphSource`."""
+    from dgl_heta import as_source
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.graph_input import open_input
+
+    given = open_input(name, plugins())
+    content = given.store or given.source
+    if content is None:
+        raise SystemExit(f"'{name}' is a schema without edges")
+    return as_source(content)
+
+
 def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
     """An argument parser with the options that all benchmarks have."""
     options = argparse.ArgumentParser(

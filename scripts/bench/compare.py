@@ -77,7 +77,8 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "random": ("random", []),
     "metis": ("metis", []),
     "metis-vol": ("metis-vol", []),
-    "metis+cache": ("metis", ["--set", "cache.policy=miss_penalty"]),
+    "metis+cache": ("metis", ["--set", "cache.policy=miss_penalty",
+                              "--set", "cache.capacity_mb=200"]),
     "relation-random": ("relation-random", HETA),
     "heta": ("meta", HETA),
     "heta-shared": ("meta-shared", HETA),
@@ -168,8 +169,8 @@ def parts(args: argparse.Namespace, of: Setting, method: str) -> tuple[Path, dic
                           f"{method} parts of {of.name}", 3600)
         size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
         record.write_text(json.dumps({
-            **child.result, "call_s": child.result["seconds"][str(of.hosts)],
-            "process_s": child.seconds, "peak_mb": child.peak_mb, "bytes": size}) + "\n")
+            **child.result, "call_s": child.result["seconds"], "peak_mb": child.peak_mb,
+            "bytes": size}) + "\n")
     return out / "graph.json", json.loads(record.read_text())
 
 
@@ -182,8 +183,8 @@ def graphlearn_parts(args: argparse.Namespace, of: Setting, out: Path, record: P
                        str(of.hosts)], f"GraphLearn's parts of {of.name}", 3600)
     shutil.rmtree(files)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
-    record.write_text(json.dumps({"call_s": child.result["seconds"], "process_s": child.seconds,
-                                  "peak_mb": child.peak_mb, "bytes": size}) + "\n")
+    record.write_text(json.dumps({"call_s": child.result["seconds"], "peak_mb": child.peak_mb,
+                                  "bytes": size}) + "\n")
 
 
 def loop_parts(args: argparse.Namespace, of: Setting, out: Path, record: Path) -> None:
@@ -192,10 +193,10 @@ def loop_parts(args: argparse.Namespace, of: Setting, out: Path, record: Path) -
     child = run_child(
         [*CLI, "partition", of.dataset, "--out", str(out), "--parts", str(of.hosts), "--hops",
          layers, "--json"] if "heta-pyg" in out.name else
-        [*LOOP, "pyg", str(out), "--write", of.dataset], f"{out.name}", 3600)
+        [*LOOP, "pyg", str(out), "--write", of.dataset], f"{out.name}", 3600, json_wanted=False)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
-    record.write_text(json.dumps({"call_s": child.seconds, "process_s": child.seconds,
-                                  "peak_mb": child.peak_mb, "bytes": size}) + "\n")
+    record.write_text(json.dumps({"call_s": child.seconds, "peak_mb": child.peak_mb,
+                                  "bytes": size}) + "\n")
 
 
 def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directory: Path
@@ -206,8 +207,7 @@ def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directo
     batch, filling = args.global_batch // of.hosts or args.batch_size, 0
     if system == "metis+cache":
         filling = FILLING
-        options = [*options, "--set", f"cache.capacity_mb={args.cache_mb}",
-                   "--set", f"cache.batches={args.steps or 50}"]
+        options = [*options, "--set", f"cache.batches={args.steps or 50}"]
     if method in OURS:  # a proof of each epoch's steps would count in epochs of this few
         options = [*options, "--set", "run.prove=off"]
     if system == "graphlearn":  # `env` keeps the command as it is; part_config is not read
@@ -223,8 +223,7 @@ def train(args: argparse.Namespace, of: Setting, system: str, seed: int, directo
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
                   record["target"], "--classes", str(record["classes"]), "--model", of.model,
                   *(["--evaluate"] if args.evaluate else [])]
-    command = [*(["taskset", "-c", args.cpus] if args.cpus else []),
-               *CLI, "launch", "--hosts", str(of.hosts), "--rate", args.rate, "--cores", "1",
+    command = [*CLI, "launch", "--hosts", str(of.hosts), "--rate", args.rate, "--cores", "1",
                "--part-config", str(config), "--stop-after", str(args.timeout), *options, "--",
                *script, "--hidden", str(args.hidden), "--fanouts", args.fanouts,
                "--batch-size", str(batch), "--epochs", str(args.epochs + filling),
@@ -265,9 +264,7 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
             "bytes": sent, "causes": dict(causes),
             "busy": max(t.get("host_busy", 0.0) for t in trainers),
             "memory": max(t["memory"]["own"] + t["memory"]["shared"] for t in trainers),
-            "loss": statistics.mean(t["loss"][-1] for t in trainers),
-            "trained": max(t["trained"] for t in trainers),
-            "parameters": trainers[0]["parameters"], **accuracy})
+            "loss": statistics.mean(t["loss"][-1] for t in trainers), **accuracy})
     return joined
 
 
@@ -308,7 +305,6 @@ def parts_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
             key = of.shape, of.cohesion, of.hosts, method
             rows.setdefault(key, {
                 "shape": of.shape, "cohesion": of.cohesion, "hosts": of.hosts, "parts": method,
-                "nodes": record.get("nodes"), "edges": record.get("edges"),
                 **{k: record[k] for k in ("call_s", "peak_mb", "bytes")}})
     return list(rows.values())
 
@@ -351,7 +347,7 @@ def in_turn(args: argparse.Namespace, of: Setting, directory: Path, before: list
 
 
 def main() -> None:
-    options = parser(__doc__, "scripts/bench/compare.py --shapes mag donor --plot compare.svg")
+    options = parser(__doc__, "scripts/bench/compare.py --shapes mag donor")
     options.add_argument("--shapes", nargs="+", metavar="NAME", default=["mag"],
                          help=f"{', '.join(SCALES)} or data sets (default: mag)")
     options.add_argument("--scale", type=float, help="of synthetic graphs (default: by shape)")
@@ -366,7 +362,6 @@ def main() -> None:
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     options.add_argument("--hosts", type=int, nargs="+", default=[2])
     options.add_argument("--rate", default="1gbit")
-    options.add_argument("--cpus", help="cores for everything, as taskset takes them")
     options.add_argument("--hidden", type=int, default=64)
     options.add_argument("--fanouts", default="25,20", help="input layer first")
     options.add_argument("--batch-size", type=int, default=1024, help="per trainer")
@@ -378,7 +373,6 @@ def main() -> None:
     options.add_argument("--within", type=float, metavar="SHARE", help="repeat until seconds of "
                          "repeats are within this share of their median")
     options.add_argument("--most", type=int, default=6, help="repeats with --within (default: 6)")
-    options.add_argument("--cache-mb", type=float, default=200.0, help="of metis+cache, per host")
     options.add_argument("--parts", type=Path, metavar="DIR", help="keep the parts here")
     options.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
     args = options.parse_args()

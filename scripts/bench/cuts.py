@@ -19,13 +19,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from common import finish, machine, markdown, parser
+from common import finish, machine, markdown, opened, parser
 from dgl_heta_catgnn import SpringCutter
 
-from dgl_heta import Cutter, EdgeArrays, GraphSource, Relation, as_source
-from dgl_heta.hooks.manager import plugins
+from dgl_heta import Cutter, EdgeArrays, GraphSource, Relation
 from dgl_heta.partition.cutters import EvenBytes, EvenEdges, Ranges, in_degrees
-from dgl_heta.partition.graph_input import open_input
 from dgl_heta.planning.hubs import share_hubs
 
 MADE = Relation("user", "reads", "item")
@@ -57,11 +55,7 @@ def relation_of(name: str, size: int) -> tuple[GraphSource, Relation]:
               "random": (0.0, 0.0, False), "hub": (0.9, 0.4, False)}
     if name in shapes:
         return made(size, 20 * size, *shapes[name]), MADE
-    opened = open_input(name, plugins())
-    content = opened.store or opened.source
-    if content is None:
-        raise SystemExit(f"'{name}' is a schema without edges")
-    source = as_source(content)
+    source = opened(name)
     return source, max(source.edges, key=lambda r: source.edges[r].num_edges)
 
 

@@ -321,7 +321,8 @@ CATGNN = (
           ("fig7", "Accuracy on parts, and in one process", "models", ("graph", "model", "parts"),
            (ACCURACY,), "the same level for all models and graphs."),
           ("fig9", "Accuracy of averages, beside gradients averaged at each step", "curves",
-           ("graph", "model", "parts"), (ACCURACY,), "the same after 50 epochs, slower at first."),
+           ("graph", "model", "way", "parts"), (ACCURACY,),
+           "the same after 50 epochs, slower at first."),
           ("fig11", "Epochs between averages", "sync", ("graph", "parts", "sync_every"),
            (ACCURACY,), "unchanged to 10 or 20 epochs, then less."))),
     Figure("catgnn-fig10", "OGB-Papers on 32 parts", missing=(

@@ -8,8 +8,6 @@ and edges by a power law. Every size is a process of its own, whose peak of memo
 included. A part that takes more than `--limit` seconds, or whose process has more than 8 GB, is
 left out, and so are larger sizes of it; "too large" is what the package refuses.
 
-The exponents are those by which a part grows between the two largest sizes: with relations at the
-most partitions, and with partitions at the most relations, that have two sizes of 20 ms and more.
 Nothing is partitioned: planning reads counts alone.
 """
 
@@ -18,7 +16,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import random
 import resource
 import signal
@@ -46,7 +43,7 @@ from dgl_heta.planning.workload import Workload
 from dgl_heta.report.plan_picture import svg
 from dgl_heta.report.plan_terminal import terminal
 
-HUBS, MEMORY, LEAST = 5, 8 << 30, 0.02
+HUBS, HOPS, MEMORY = 5, 2, 8 << 30
 TARGET, WORK = "t0", Workload()
 
 
@@ -64,7 +61,7 @@ def skewed(relations: int, seed: int = 0) -> Schema:
                   {t: 256 for t in types[1::2]})
 
 
-def measure(relations: int, parts: int, hops: int, limit: float, skip: list[str]) -> dict[str, Any]:
+def measure(relations: int, parts: int, limit: float, skip: list[str]) -> dict[str, Any]:
     """Seconds of CPU of every part by its name, and bytes of what is written."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGPROF, _over)
@@ -89,12 +86,12 @@ def measure(relations: int, parts: int, hops: int, limit: float, skip: list[str]
         return None
 
     schema = skewed(relations)
-    trees = timed("metatree and weights", lambda: sub_metatrees(schema, [TARGET], hops))
+    trees = timed("metatree and weights", lambda: sub_metatrees(schema, [TARGET], HOPS))
     weights = [tree.weight for tree in trees or ()]
     timed("dealing", lambda: balanced(weights, parts) if parts <= len(weights)
           else spread(weights, parts))
     plan = timed("make_plan, these and what partitions run", lambda: make_plan(
-        schema, TARGET, hops, parts, assign=balanced))
+        schema, TARGET, HOPS, parts, assign=balanced))
     if plan:
         measure_plan(plan, timed, sizes)
     return {"relations": relations, "parts": parts, "types": len(schema.node_types),
@@ -125,21 +122,11 @@ def _over(signum: int, frame: object) -> None:
     raise TimeoutError
 
 
-def exponent(cells: dict[int, float | None]) -> str:
-    """By which power of its size a part grows, between its two largest sizes that count."""
-    known = [(size, s) for size, s in sorted(cells.items()) if s is not None and s >= LEAST]
-    if len(known) < 2:
-        return "–"
-    (a, low), (b, high) = known[-2:]
-    return f"{math.log(high / low) / math.log(b / a):.1f}"
-
-
 def main() -> None:
     options = parser(__doc__, "scripts/bench/planning.py --json planning.json")
     options.add_argument("--relations", type=int, nargs="+",
                          default=[10, 100, 1_000, 10_000, 100_000])
     options.add_argument("--parts", type=int, nargs="+", default=[2, 128, 1_024])
-    options.add_argument("--hops", type=int, default=2)
     options.add_argument("--limit", type=float, default=30, help="seconds of CPU of a part")
     options.add_argument("--child", help=argparse.SUPPRESS)
     chosen = options.parse_args()
@@ -154,8 +141,7 @@ def main() -> None:
         for parts in chosen.parts:
             skip = sorted({name for (r, p), cell in cells.items() if r <= relations and p <= parts
                            for name, s in cell["seconds"].items() if s is None})
-            case = {"relations": relations, "parts": parts, "hops": chosen.hops,
-                    "limit": chosen.limit, "skip": skip}
+            case = {"relations": relations, "parts": parts, "limit": chosen.limit, "skip": skip}
             child = run_child([sys.executable, __file__, "--child", json.dumps(case)],
                               f"{relations:,} relations, {parts:,} partitions")
             cells[relations, parts] = child.result
@@ -170,26 +156,14 @@ def tables(cells: dict[tuple[int, int], dict[str, Any]]) -> list[str]:
           else "too large" if "refused" in c["bytes"] else ""]
          for (r, p), c in cells.items()])
     names = list(dict.fromkeys(name for c in cells.values() for name in c["seconds"]))
-    most_r = max(r for r, _ in cells)
-    last_p = max(p for r, p in cells if r == most_r)
-    shown = [case for case in cells if case[0] >= 100 and case[1] in (
-        min(p for _, p in cells), last_p)]
-
-    def grows(name: str, along: int) -> str:
-        fixed = {case[1 - along] for case, c in cells.items() if c["seconds"].get(name)}
-        lines = [{case[along]: c["seconds"].get(name) for case, c in cells.items()
-                  if case[1 - along] == value} for value in sorted(fixed, reverse=True)]
-        return next((e for line in lines if (e := exponent(line)) != "–"), "–")
 
     def cell(name: str, case: tuple[int, int]) -> str:
         taken = cells[case]["seconds"].get(name)
         return f"{taken:.2f}" if taken is not None else "–"
 
     return [sizes, markdown(
-        ["seconds of CPU, relations × partitions",
-         *(f"{r:,} × {p:,}" for r, p in shown), "∝ relations^", "∝ partitions^"],
-        [[name, *(cell(name, case) for case in shown), grows(name, 0), grows(name, 1)]
-         for name in names])]
+        ["seconds of CPU, relations × partitions", *(f"{r:,} × {p:,}" for r, p in cells)],
+        [[name, *(cell(name, case) for case in cells)] for name in names])]
 
 
 if __name__ == "__main__":

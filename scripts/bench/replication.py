@@ -22,13 +22,9 @@ import io
 from typing import Any
 
 import numpy as np
-from common import Column, finish, machine, markdown, parser, table
+from common import Column, finish, machine, markdown, opened, parser, table
 from dgl_heta_catgnn import EdgeStream, Replicas, Spring, built_in
 from dgl_heta_catgnn.communities import planted, simple
-
-from dgl_heta import as_source
-from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.graph_input import open_input
 
 COLUMNS = (*(Column(m, f"factors/{m}", digits=3) for m in (
     "spring", "printed", "hdrf", "dbh", "powergraph", "2ps-l", "metis")),
@@ -68,15 +64,9 @@ def grid(size: int) -> EdgeStream:
                      np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()]), side * side)
 
 
-def opened(name: str, size: int) -> EdgeStream:
+def edges_of(name: str, size: int) -> EdgeStream:
     made = {"rmat": rmat, "grid": grid}.get(name)
-    if made is not None:
-        return made(size)
-    graph = open_input(name, plugins())
-    content = graph.store or graph.source
-    if content is None:
-        raise SystemExit(f"'{name}' is a schema without edges")
-    return EdgeStream.of_graph(as_source(content))
+    return made(size) if made is not None else EdgeStream.of_graph(opened(name))
 
 
 def metis(stream: EdgeStream, parts: int) -> float | None:
@@ -158,7 +148,7 @@ def main() -> None:
     before = machine()
     named = [(f"communities, {mixed:.0%} mixed", communities(args.nodes, mixed))
              for mixed in args.mixed if "communities" in args.graphs]
-    named += [(name, opened(name, args.nodes)) for name in args.graphs if name != "communities"]
+    named += [(name, edges_of(name, args.nodes)) for name in args.graphs if name != "communities"]
     if args.volumes or args.refine:
         rows, tables = [], [sweep(name, stream, args) for name, stream in named]
     else:

@@ -1,10 +1,9 @@
-"""A step of one process by kernel, and its forward and backward beside the least that they need.
+"""A step of one process: its forward and backward beside the least that they need.
 
     .venv/bin/python scripts/bench/roofline.py --graphs git:path=REPOSITORY synthetic-mag:scale=0.1
 
-One thread, processor time, medians; kernels, which must agree on the loss, in turns on the same
-batches. A step reads, updates, and runs forward and backward (f + b); it does not sample. The least
-is, at the rates that this machine shows just before,
+One thread, processor time, medians. A step reads, updates, and runs forward and backward (f + b);
+it does not sample. The least is, at the rates that this machine shows just before,
 
 - products: of each relation's source rows or of its destination rows, whichever are fewer (with
   attention also of its edges), of states with the weights of self-loops, queries and outputs, and
@@ -27,12 +26,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import finish, machine, markdown, parser, progress, work_dir
+from common import finish, machine, markdown, opened, parser, progress, work_dir
 
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.nn import kernel_in_use, use_kernel
-from dgl_heta.partition.graph_input import open_input
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.settings import load_settings
@@ -80,41 +77,30 @@ def least(batch: MiniBatch, widths: dict[str, int], model: str, width: int) -> t
             (edges * (3 if model == "rgcn" else 4) + 4 * states) * width * ITEM)
 
 
-def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of processor time of a step and of f + b, by kernel, and a batch of them."""
+def measure(store: Store, model: str, args: argparse.Namespace) -> tuple[float, float, MiniBatch]:
+    """Milliseconds of processor time of a step and of f + b, and a batch."""
     task = store.manifest.task
     assert task is not None
     plan = make_plan(store.schema, [task.target], 2, 1)
-    engines: dict[str, Any] = {}
-    kernels = {}
-    for name in args.kernels:
-        settings = load_settings(None, [
-            f"model.name={model}", f"train.kernel={name}", "train.threads=1", "train.device=cpu",
-            "run.prove=off", f"train.batch_size={args.batch}", f"model.hidden={args.hidden}"], {})
-        engines[name] = build_engine(store, plan, settings, Plugins())
-        engines[name].start_epoch(1)
-        kernels[name] = kernel_in_use()
-    first = next(iter(engines.values()))
-    steps = [step for step in first.steps("train", 1) if step.size == args.batch] or first.steps(
-        "train", 1)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+    engine: Any = build_engine(store, plan, load_settings(None, [
+        f"model.name={model}", f"train.kernel={args.kernel}", "train.threads=1",
+        "train.device=cpu", "run.prove=off", f"train.batch_size={args.batch}",
+        f"model.hidden={args.hidden}"], {}), Plugins())
+    engine.start_epoch(1)
+    steps = engine.steps("train", 1)
+    steps = [step for step in steps if step.size == args.batch] or steps
+    times: list[tuple[float, float]] = []
+    timed = engine.timed
     for turn in range(args.rounds + 2):
-        losses = []
-        for name, engine in engines.items():
-            use_kernel(kernels[name])
-            batch = engine.sample(steps[turn % len(steps)], turn)
-            inner: list[float] = []
-            engine.timed = functools.partial(stage, engine.timed, inner)  # of this step alone
-            started = time.process_time()
-            losses.append(float(engine.train_step(batch)[0]))
-            times[name].append((time.process_time() - started, sum(inner)))
-            assert len(inner) == 3, "the model's forward pass, the loss, and the backward pass"
-            del engine.timed
-        if turn == 0 and max(losses) - min(losses) > 1e-4 * abs(losses[0]):
-            raise SystemExit(f"the kernels' losses differ: {losses}")
-    step, inner_ms = ({k: 1e3 * statistics.median(t[i] for t in v[2:]) for k, v in times.items()}
-                      for i in (0, 1))
-    return {"step": step, "inner": inner_ms, "batch": first.sample(steps[0], 0)}
+        batch = engine.sample(steps[turn % len(steps)], turn)
+        inner: list[float] = []
+        engine.timed = functools.partial(stage, timed, inner)
+        started = time.process_time()
+        engine.train_step(batch)
+        times.append((time.process_time() - started, sum(inner)))
+        assert len(inner) == 3, "the model's forward pass, the loss, and the backward pass"
+    step, both = (1e3 * statistics.median(of) for of in zip(*times[2:]))
+    return step, both, engine.sample(steps[0], 0)
 
 
 @contextmanager
@@ -128,24 +114,22 @@ def stage(timed: Any, inner: list[float], name: str) -> Iterator[None]:
 
 
 def row(name: str, model: str, store: Store, args: argparse.Namespace) -> list[str]:
-    """Rows of the table: one for each graph and model."""
-    found = measure(store, model, args)
+    """The row of a graph and model."""
+    step, inner, batch = measure(store, model, args)
     widths = {t: store.width(t, "feat") for t in store.schema.node_types
               if store.has_array(t, "feat")}
-    batch, inner = found["batch"], found["inner"].values()
     operations, moved = least(batch, widths, model, args.hidden)
     per_product, per_byte = rates(max(map(len, batch.input_nodes.values())), args.hidden)
     parts = operations / per_product, moved / per_byte
-    return [name, model, *(f"{ms:.1f}" for ms in (*parts, sum(parts), *inner)),
-            *(f"{ms / sum(parts):.2f}" for ms in inner),
-            *(f"{ms:.1f}" for ms in found["step"].values())]
+    return [name, model, *(f"{ms:.1f}" for ms in (*parts, sum(parts), inner)),
+            f"{inner / sum(parts):.2f}", f"{step:.1f}"]
 
 
 def main() -> None:
     options = parser(__doc__, "scripts/bench/roofline.py --graphs git:path=.")
     options.add_argument("--graphs", nargs="+", default=["git:path=.", "synthetic-mag:scale=0.1"])
     options.add_argument("--models", nargs="+", default=["rgcn", "rgat", "hgt"])
-    options.add_argument("--kernels", nargs="+", default=["fused"], help="or merged, torch")
+    options.add_argument("--kernel", default="fused")
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--hidden", type=int, default=64)
     options.add_argument("--batch", type=int, default=1024)
@@ -155,14 +139,11 @@ def main() -> None:
     torch.set_num_threads(1)
     with work_dir(args) as path:
         for number, name in enumerate(args.graphs):
-            source = open_input(name, Plugins()).source
-            assert source is not None
-            write_store(source, path / str(number))
+            write_store(opened(name), path / str(number))
             for model in args.models:
                 rows.append(row(name, model, Store(path / str(number)), args))
                 progress(" | ".join(rows[-1]))
-    header = ["graph", "model", "products", "bytes", "floor", *(
-        what.format(k) for what in ("f + b, {}", "{} ÷ floor", "step, {}") for k in args.kernels)]
+    header = ["graph", "model", "products", "bytes", "floor", "f + b", "÷ floor", "step"]
     finish(args, "Milliseconds of a step", [markdown(header, rows)], {"rows": rows}, before)
 
 

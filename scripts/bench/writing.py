@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -63,13 +62,16 @@ def main() -> None:
             cells = [f"{made['stages'][stage]:,.0f}" for stage in STAGES]
             metis = "-"
             if args.metis:
-                metis = by_metis([*command, "metis"])
+                try:
+                    child = run_child([*command, "metis"], "METIS")
+                    metis = f"{child.anon_mb - child.result['before']:,.0f}"
+                except SystemExit:  # it was given no more
+                    metis = f"more than {1000 * args.limit:,.0f}"
         rows.append([f"{millions:g} M", *cells, f"{made['part']:,.0f}",
-                     f"{made['stages']['writing part'] / made['part']:.2f}",
-                     *(f"{made['seconds'][stage]:.0f}" for stage in STAGES), metis])
+                     f"{made['stages']['writing part'] / made['part']:.2f}", metis])
     print(markdown(["edges", "bytes per node", "seconds", "edges/s", "clusters", "balance"], rows)
           if args.assign else markdown(["edges", *(f"{stage}, MB" for stage in STAGES), "part, MB",
-                    "writing / part", *(f"{stage}, s" for stage in STAGES), "METIS, MB"], rows))
+                    "writing / part", "METIS, MB"], rows))
 
 
 def make(directory: Path, nodes: int, edges: int) -> None:
@@ -91,7 +93,7 @@ STAGES = ("assigning", "reading edges", "writing part")
 
 
 def spring(directory: Path, parts: int, limit: float) -> dict[str, Any]:
-    """Memory and seconds of each stage."""
+    """Memory of each stage, and the size of the largest part."""
     import dgl  # noqa: F401
     import torch  # noqa: F401
     from dgl_heta_catgnn import Spring
@@ -106,9 +108,8 @@ def spring(directory: Path, parts: int, limit: float) -> dict[str, Any]:
     feat = np.load(directory / "feat.npy", mmap_mode="r")
     graph = source(len(feat), open_edges(directory / "edges.npy"))
     graph.node_arrays["n"] = {"feat": feat}
-    peak, seconds = dict.fromkeys(STAGES, 0.0), dict.fromkeys(STAGES, 0.0)
+    peak = dict.fromkeys(STAGES, 0.0)
     before, stage, over = memory_mb()["RssAnon"], [STAGES[0]], threading.Event()
-    since = [time.perf_counter()]
 
     def look() -> None:
         while not over.wait(0.005):
@@ -116,17 +117,14 @@ def spring(directory: Path, parts: int, limit: float) -> dict[str, Any]:
             peak[now] = max(peak[now], memory_mb()["RssAnon"] - before)
 
     def progress(what: str, done: float) -> None:
-        seconds[stage[0]] += time.perf_counter() - since[0]
-        since[0] = time.perf_counter()
         stage[0] = next(name for name in STAGES if what.startswith(name))
 
     threading.Thread(target=look, daemon=True).start()
     Spring().partition(graph, PartitionRequest(parts), directory / "out", progress=progress)
-    progress(STAGES[-1], 1.0)
     over.set()
     part = max(sum(file.stat().st_size for file in folder.iterdir())
                for folder in (directory / "out").glob("part*"))
-    return {"stages": peak, "seconds": seconds, "part": part / 1e6}
+    return {"stages": peak, "part": part / 1e6}
 
 
 def assign(directory: Path, parts: int, limit: float) -> dict[str, Any]:
@@ -163,23 +161,6 @@ def metis(directory: Path, parts: int, limit: float) -> dict[str, Any]:
     del ends
     dgl.metis_partition_assignment(graph, parts)
     return {"before": before}
-
-
-def by_metis(command: list[str]) -> str:
-    """MB, or that the limit was not enough."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True)
-    most = first = 0.0
-    while process.poll() is None:
-        most = max(most, memory_mb(process.pid).get("RssAnon", 0.0))
-        time.sleep(0.02)
-    assert process.stdout is not None
-    for line in process.stdout.read().splitlines():
-        if line.startswith("{"):
-            first = json.loads(line)["before"]
-    if process.returncode:
-        return f"more than {most:,.0f}: ended at its limit"
-    return f"{most - first:,.0f}"
 
 
 CHILDREN = {"spring": spring, "assign": assign, "metis": metis}

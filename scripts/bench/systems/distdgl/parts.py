@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=0, help="fold the labels into so many")
     parser.add_argument("--part_method", default="metis")
     parser.add_argument("--objtype", default="cut", help="what METIS minimises: cut or vol")
-    parser.add_argument("--num_parts", type=int, nargs="+", default=[2])
-    parser.add_argument("--output", required=True, help="with several numbers of parts: {}")
+    parser.add_argument("--num_parts", type=int, default=2)
+    parser.add_argument("--output", required=True)
     args = parser.parse_args()
     name, _, options = args.dataset.partition(":")
     source = load_dataset(plugins().get("dataset", name), options)
@@ -43,16 +43,12 @@ def main() -> None:
         data["labels"] %= args.classes
     for mask in ("train_mask", "val_mask", "test_mask"):
         data[mask] = data[mask].bool()
-    seconds = {}
-    for parts in args.num_parts:
-        started = time.perf_counter()
-        dgl.distributed.partition_graph(
-            graph, args.name, parts, args.output.format(parts), part_method=args.part_method,
-            **({"objtype": args.objtype} if args.objtype != "cut" else {}))
-        seconds[parts] = time.perf_counter() - started
-    print(json.dumps({"seconds": seconds, "target": target,
-                      "classes": int(data["labels"].max()) + 1, "nodes": graph.num_nodes(),
-                      "edges": graph.num_edges()}))
+    started = time.perf_counter()
+    dgl.distributed.partition_graph(
+        graph, args.name, args.num_parts, args.output, part_method=args.part_method,
+        **({"objtype": args.objtype} if args.objtype != "cut" else {}))
+    print(json.dumps({"seconds": time.perf_counter() - started, "target": target,
+                      "classes": int(data["labels"].max()) + 1}))
 
 
 if __name__ == "__main__":

@@ -338,19 +338,15 @@ def train(g: Any, args: argparse.Namespace, labels: Tensor) -> None:
     parallel = DistributedDataParallel(model, find_unused_parameters=True)
     dense = torch.optim.Adam(dense_parameters(model), lr=args.lr)
     sparse = dgl.distributed.optim.SparseAdam(tables, lr=args.lr) if tables else None
-    trained = 0.0
     for number in range(args.epochs):
         g.barrier()
         causes, on_link, of_host = sent.by_cause(), sent.link(), sent.busy()
         model.train()
         record = epoch(args, loaders["train"], parallel, labels, dense, sparse)
-        trained += record["seconds"]
         g.barrier()
         record.update(epoch=number, rank=g.rank(), link=sent.link() - on_link,
-                     causes=sent.by_cause() - causes, trained=trained,
-                     host_busy=sent.busy() - of_host, case=args.case,
-                     parameters=sum(p.numel() for p in dense_parameters(model)),
-                     memory=sent.host_memory())
+                     causes=sent.by_cause() - causes, case=args.case,
+                     host_busy=sent.busy() - of_host, memory=sent.host_memory())
         for name in ("val", "test") if args.evaluate else ():
             model.eval()
             tried = epoch(args, loaders[name], parallel, labels, None, None)

@@ -105,7 +105,6 @@ def main() -> None:
     model = nn.parallel.DistributedDataParallel(Model(manifest, args.hidden, fanouts),
                                                 find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    trained = 0.0
     for epoch in range(args.epochs):
         dist.barrier()
         on_link = sent.link()
@@ -130,12 +129,10 @@ def main() -> None:
             steps.append(last - started)
             print(f"rank {rank}: step {len(steps)}", flush=True)
         whole = time.perf_counter() - begin
-        trained += whole
         dist.barrier()
         print(json.dumps({"seconds": whole, "stages": seconds, "steps": steps, "loss": losses,
                           "epoch": epoch, "rank": rank, "link": sent.link() - on_link, "causes": {},
-                          "trained": trained, "memory": sent.host_memory(),
-                          "parameters": sum(p.numel() for p in model.parameters())}), flush=True)
+                          "memory": sent.host_memory()}), flush=True)
     loader.shutdown()
     glt.distributed.shutdown_rpc()
     dist.destroy_process_group()
