@@ -6,7 +6,7 @@ import copy
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -136,8 +136,9 @@ class Plugins:
             self._known[kind] = by_name
         return self._known[kind]
 
-    def get(self, kind: str, name: str) -> Any:
-        """The provider of a kind by name, with its settings.
+    def get(self, kind: str, name: str, besides: Sequence[str] = ()) -> Any:
+        """The provider of a kind by name, with its settings; `besides` are other names that a
+        setting may have.
 
         Raises
         ------
@@ -146,8 +147,9 @@ class Plugins:
         """
         known = self.providers(kind)
         if name not in known:
-            raise InputError(f"unknown {kind} '{name}'; known are: {listing(known)}"
-                             + (to_install(kind, name) or nearest(name, known)))
+            names = [*besides, *known]
+            raise InputError(f"unknown {kind} '{name}'; known are: {listing(names)}"
+                             + (to_install(kind, name) or nearest(name, names)))
         provider = known[name].value
         if provider.settings is None:
             return provider
@@ -168,7 +170,7 @@ class Plugins:
         serves GPUs, if any does."""
         served = self.serving_gpus("aggregation kernel") if gpu and name == "auto" else None
         kernel: Kernel = served or self.get("aggregation kernel",
-                                            "fused" if name == "auto" else name)
+                                            "fused" if name == "auto" else name, ("auto",))
         return kernel
 
     def configured(self, settings: Settings) -> Plugins:

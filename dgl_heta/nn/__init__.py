@@ -4,18 +4,11 @@ AGG_all (`cross`)."""
 from dgl_heta.errors import RelationError
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
-from dgl_heta.nn.gradient_hub import (
-    Reading,
-    differentiable_once,
-    new_tensor,
-    new_zeros,
-    reading_of,
-)
-from dgl_heta.nn.joined import Joined, elementwise
+from dgl_heta.nn.gradient_hub import differentiable_once
+from dgl_heta.nn.joined import Joined
 from dgl_heta.nn.kernels import BaseKernel, FusedKernel, TorchKernel, kernel_in_use, use_kernel
 from dgl_heta.sampling.blocks import Prepared
 
 __all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
-           "FusedKernel", "Joined", "Prepared", "Reading", "RelationError", "TorchKernel",
-           "differentiable_once", "elementwise", "kernel_in_use", "new_tensor",
-           "new_zeros", "reading_of", "segment_reduce", "use_kernel"]
+           "FusedKernel", "Joined", "Prepared", "RelationError", "TorchKernel",
+           "differentiable_once", "kernel_in_use", "segment_reduce", "use_kernel"]
