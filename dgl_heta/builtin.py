@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @hookimpl
 def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:
     from dgl_heta.partition.backends.dgl_methods import DistDGL
-    from dgl_heta.partition.backends.meta import Meta
-    from dgl_heta.partition.backends.meta_shared import MetaShared
+    from dgl_heta.partition.backends.meta import Meta, MetaShared, MetaWhole
     from dgl_heta.partition.backends.relation_random import RelationRandom
 
-    return [Meta(), MetaShared(), RelationRandom(), DistDGL("metis"), DistDGL("random")]
+    return [Meta(), MetaWhole(), MetaShared(), RelationRandom(), DistDGL("metis"),
+            DistDGL("random")]
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from dgl_heta.graph.schema import Schema
 from dgl_heta.planning.partition_shares import Partition
@@ -107,18 +108,28 @@ two milliseconds of calls."""
 
 
 def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
-    """Expected work of a partition in a step of `work.batch_size` seeds, in bytes moved.
+    """Expected work of a partition in a step of `work.batch_size` seeds, as :func:`bytes_moved`.
+
+    What several sub-metatrees reach counts once.
+    """
+    step = receptive_field(plan, partition.index, work.fanouts_of(plan.hops), work.batch_size, 0)
+    return bytes_moved(plan, partition, sum(layer.edges for layer in step.layers), step.inputs,
+                       work)
+
+
+def bytes_moved(plan: Plan, partition: Partition, edges: float, inputs: Mapping[str, float],
+                work: Workload) -> float:
+    """Work of a partition that samples so many edges and reads these input rows, in bytes moved.
 
     The rows of its input nodes, static or learnable with two moments, four times (gathered,
     projected, and both again backward), two rows of hidden states for every sampled edge, and
-    :data:`CALL` per relation and layer. What several sub-metatrees reach counts once. It needs no
-    measurements, as it decides which plan is made (:mod:`dgl_heta.planning.sharing`).
+    :data:`CALL` per relation and layer. It needs no measurements, as it decides which plan is made
+    (:mod:`dgl_heta.planning.sharing`, :mod:`dgl_heta.planning.worth`).
     """
-    step = receptive_field(plan, partition.index, work.fanouts_of(plan.hops), work.batch_size, 0)
     calls = sum(len(relations) for relations in partition.layers.values())
-    return CALL * calls + 2 * sum(layer.edges for layer in step.layers) * work.row_bytes + sum(
+    return CALL * calls + 2 * edges * work.row_bytes + sum(
         4 * rows * (plan.schema.feature_bytes.get(t) or 3 * work.row_bytes)
-        for t, rows in step.inputs.items())
+        for t, rows in inputs.items())
 
 
 UNITS = {

@@ -10,11 +10,12 @@ parts and the settings of `dgl-heta launch` differ:
                             on two hosts (Heta §8.7, Fig. 14).
   heta                      meta-partitioning and RAF, learnable features kept per partition
                             (`train.learnable=replica`, as in the paper).
-  heta-shared               the same with heavy sub-metatrees shared for equal work (method
-                            meta-shared): more stored per host, less waiting.
   heta-exact                as heta, learnable features exactly as DistDGL has them, rows moving.
   heta-delegated            the same, one host aggregating them for the others
                             (`partition.shared=delegate`).
+  heta-whole, heta-shared   as heta-delegated, with whole sub-metatrees (Algorithm 2), and with
+                            heavy ones shared for equal work, by the methods meta-whole and
+                            meta-shared, of which `meta` takes the better one.
   heta-bf16                 as heta-delegated, partial aggregations and rows sent as bfloat16
                             (`train.exchange_dtype`).
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
@@ -72,7 +73,7 @@ from common import (
 )
 
 SCALES = {"mag": 0.5, "freebase": 0.1, "donor": 0.08, "igb-het": 0.02, "mag240m": 0.005}
-HETA = ["--set", "train.learnable=replica"]
+HETA, EXACT = (["--set", f"train.learnable={mode}"] for mode in ("replica", "exact"))
 SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "random": ("random", []),
     "metis": ("metis", []),
@@ -81,11 +82,11 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
                               "--set", "cache.capacity_mb=200"]),
     "relation-random": ("relation-random", HETA),
     "heta": ("meta", HETA),
-    "heta-shared": ("meta-shared", HETA),
-    "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
-    "heta-delegated": ("meta-delegated", ["--set", "train.learnable=exact"]),
-    "heta-bf16": ("meta-delegated", ["--set", "train.learnable=exact",
-                                     "--set", "train.exchange_dtype=bfloat16"]),
+    "heta-whole": ("meta-whole-delegated", EXACT),
+    "heta-shared": ("meta-shared-delegated", EXACT),
+    "heta-exact": ("meta", EXACT),
+    "heta-delegated": ("meta-delegated", EXACT),
+    "heta-bf16": ("meta-delegated", [*EXACT, "--set", "train.exchange_dtype=bfloat16"]),
     "graphlearn": ("graphlearn", []),
     "pyg": ("pyg", []),
     "heta-pyg": ("heta-pyg", []),
@@ -93,7 +94,7 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
 NO_PARTS = ("graphlearn", "pyg", "heta-pyg")  # of DGL's
 LOOP = [sys.executable, str(Path(__file__).with_name("beside_loop.py"))]
 DELEGATED = "-delegated"
-OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
+OURS = ("meta", "relation-random", *(f"meta{how}-delegated" for how in ("", "-whole", "-shared")))
 STAGES = ("sample", "features", "forward", "backward", "update")
 FILLING = 1  # more epochs of metis+cache: after that which counts visits one fills the cache
 KEYS = ("shape", "cohesion", "correlation", "model", "hosts", "rate", "hidden", "fanouts")

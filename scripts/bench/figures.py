@@ -207,7 +207,7 @@ HETA = (
     Figure("heta-fig9", "Epoch times, METIS ÷ each system",
            (*AT_CUTS, *ATTENTION, *ON_REAL, *ON_GRAPHLEARN,
             beside("metis random metis+cache heta heta-shared heta-exact", "mag freebase"),
-            beside("metis heta heta-shared", "igb-het mag240m", steady=LONG_STEPS),
+            beside("metis heta-whole heta-delegated", "igb-het mag240m", steady=LONG_STEPS),
             beside("metis heta-delegated", "freebase donor", "hgt-exact"), *ON_FAST_LINKS), WHERE,
            (FASTER, SECONDS, BYTES),
            says="1.9 to 5.3 × over DGL, 1.5 to 4.4 × over GraphLearn; 2.8, 2.6 and 2.4 on average "

@@ -177,7 +177,7 @@ def weights() -> dict[str, Rows]:
 def stored() -> dict[str, Rows]:
     """What machines hold at scale 1 with two and three hops, as plans predict it."""
     from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
-    from dgl_heta.partition.backends.meta import Meta
+    from dgl_heta.partition.backends.meta import MetaWhole
     from dgl_heta.partition.request import PartitionRequest
     from dgl_heta.planning.footprint import topology_bytes, type_bytes
     from dgl_heta.planning.workload import Workload
@@ -186,7 +186,7 @@ def stored() -> dict[str, Rows]:
     for name, shape in SHAPES.items():
         for hops in (2, 3):
             schema = shape_schema(name, 1)
-            plan = Meta().plan(schema, PartitionRequest(2, (shape.target,), hops))
+            plan = MetaWhole().plan(schema, PartitionRequest(2, (shape.target,), hops))
             static, learnable = (sum(each) for each in zip(*(
                 type_bytes(schema, p.node_types, Workload()) for p in plan.partitions)))
             topology = sum(topology_bytes(schema, p) for p in plan.partitions)

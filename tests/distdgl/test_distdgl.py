@@ -99,7 +99,7 @@ def test_disable_puts_every_name_back(off):
     (["partition.method=nope"], "unknown partition backend 'nope'|partition backend"),
     (["train.wrapper=nope"], "module wrapper"),
     (["cache.policy=nope"], "cache policy"),
-    (["train.kernel=nope"], "aggregation kernel"),
+    (["train.kernel=nope"], "unknown aggregation kernel .nope.; known are: auto, "),
     (["train.wraper=raf"], "unknown setting 'train.wraper'; did you mean 'train.wrapper'"),
     (["train.learnable=both"], "train.learnable"),
     (["train.seed_states=false"], "train.seed_states = false"),

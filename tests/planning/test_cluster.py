@@ -11,8 +11,7 @@ from dgl_heta import cli
 from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.partition.backends.meta import Meta
-from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.backends.meta import Meta, MetaShared
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import (
     Cluster,

@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import shape_schema
-from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.backends.meta import Meta, MetaShared, MetaWhole
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.dealing import longest_processing_time
+from dgl_heta.planning.footprint import footprint
+from dgl_heta.planning.owner_choice import choose
 from dgl_heta.planning.partition_shares import Share
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import share_evenly
+from dgl_heta.planning.workload import Workload
+from dgl_heta.planning.worth import LESS, MORE, works
 
 
 def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:
@@ -64,3 +68,55 @@ def test_a_shared_plan_is_read_back_and_refused_with_a_gap() -> None:
     data["partitions"][1]["shares"][0][0] += 1
     with pytest.raises(InputError, match="edited"):
         Plan.from_json(data, schema, "here")
+
+
+TARGETS = {"mag": "paper", "freebase": "book", "donor": "project", "igb-het": "paper",
+           "mag240m": "paper"}
+
+
+@given(st.sampled_from(list(TARGETS)), st.floats(0.001, 1), st.integers(2, 9),
+       st.sampled_from(["rgcn", "hgt", "mine"]), st.sampled_from(["rows", "auto"]))
+def test_meta_shares_what_lightens_the_heaviest_for_little_memory(
+        shape: str, scale: float, parts: int, model: str, way: str) -> None:
+    schema = shape_schema(shape, scale)
+    work = Workload(model=model, in_script=True)
+    request = PartitionRequest(parts, (TARGETS[shape],), 2, workload=work, shared=way)
+    plan, whole = Meta().plan(schema, request), MetaWhole().plan(schema, request)
+    assert plan.method == "meta"
+    assert Plan.from_json(plan.to_json(), schema, "here") == plan
+    if [p.sub_metatrees for p in plan.partitions] == [p.sub_metatrees for p in whole.partitions]:
+        return
+    counted = Workload(model="rgcn" if model == "mine" else model, in_script=True)
+    (heaviest, largest), (before, held) = (
+        (max(works(one, counted)), max(footprint(schema, p, counted) for p in one.partitions))
+        for one in (choose(plan, counted, way)[0], choose(whole, counted, way)[0]))
+    assert heaviest <= LESS * before
+    assert largest <= MORE * held
+
+
+@pytest.mark.parametrize(("shape", "shares"), [("mag", False), ("freebase", False),
+                                               ("donor", False), ("igb-het", True),
+                                               ("mag240m", True)])
+def test_of_published_shapes_those_with_one_heavy_sub_metatree_are_shared(
+        shape: str, shares: bool) -> None:
+    schema = shape_schema(shape, 1)
+    request = PartitionRequest(2, (TARGETS[shape],), 2)
+    plan = Meta().plan(schema, request)
+    assert any(share != Share() for p in plan.partitions
+               for share in p.sub_metatrees.values()) == shares
+    limited = PartitionRequest(2, (TARGETS[shape],), 2, memory_limit=10**13)
+    for wish in (limited, PartitionRequest(1, (TARGETS[shape],), 2)):
+        assert all(share == Share() for p in Meta().plan(schema, wish).partitions
+                   for share in p.sub_metatrees.values())
+
+
+def test_what_is_offloaded_is_the_work_of_its_owner() -> None:
+    schema = shape_schema("mag", 0.1)
+    work = Workload(in_script=True)
+    plan = MetaWhole().plan(schema, PartitionRequest(2, ("paper",), 2))
+    rows = works(plan, work)
+    for owner in (0, 1):
+        owned = works(plan.with_owners({"author": owner, "field": owner}), work)
+        assert owned[owner] > rows[owner]
+        assert owned[1 - owner] < rows[1 - owner]
+        assert sum(owned) < sum(rows)  # each row is read once
