@@ -116,7 +116,10 @@ class Layerwise:
         """This worker's part of a type's states after a layer."""
         schema, plan = self._store.schema, self._plan
         if ntype == self._target:
-            own = [r for r in plan.roots(self._part.index) if r.dst == ntype]
+            # All workers add up, and each runs its relations on all nodes: so one alone of those
+            # that share a sub-metatree, or have it in another group, may run its root.
+            own = [r for r, share in plan.roots(self._part.index).items()
+                   if r.dst == ntype and share.index == 0 and self._part.group == 0]
             for low in range(0, schema.node_counts[ntype], self._chunk):
                 high = min(low + self._chunk, schema.node_counts[ntype])
                 shares = SeedShares.even(high - low, self._world.size, self._world.rank)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ import dgl_heta
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.store import Store, write_store
 from tests.support import warm
 from tests.support.cuts import deal_pieces
@@ -78,8 +80,14 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("parts")
     write_store(academic(papers=120), place / "store")
     store = Store(place / "store")
-    for count in (1, 2, 3):
+    for count in (1, 2, 3, 6):
         write_partition(store, make_plan(store.schema, ["paper"], 2, count), place / str(count))
+    # One partition has a share of a sub-metatree and the whole of another.
+    shares = make_shared_plan(store.schema, ["paper"], 2, 2, None, lambda plan, part: sum(
+        (9 if root == plan.sub_metatrees[0].root else 1) * share.width / share.count
+        for root, share in plan.roots(part.index).items()), "shared")
+    assert [len(p.sub_metatrees) for p in shares.partitions] != [1, 1]
+    write_partition(store, shares, place / "shared")
     cut = plan_without_replication(store.schema, ["paper"], 2, 2, deal_pieces(True), "test")
     write_partition(store, cut, place / "cut")
     for count, name in ((1, "two"), (2, "two-2")):
@@ -485,6 +493,30 @@ def test_what_else_a_loop_does_is_the_same_on_two_workers(parts: Path, tmp_path:
         assert got.count("equal") == got.count([120, 4]) == workers
         norms += [line for line in got if line not in ("equal", [120, 4])]
     assert norms[0] == pytest.approx(norms[1], rel=1e-10)
+
+
+PREDICTED = """
+import json, os, sys
+import dgl_heta
+from dgl_heta.models import HGNN, RGATLayer
+
+given = json.loads(sys.argv[1])
+part = dgl_heta.open_partition(given["part"], given["settings"])
+model = dgl_heta.distribute(HGNN(part.spec(), RGATLayer).double(), part)
+dgl_heta.predict_all(model, given["save"], chunk=50)
+"""
+
+
+@pytest.mark.parametrize(("name", "workers", "settings"), [
+    ("shared", 2, []), ("6", 6, []), ("2", 4, ["train.trainers=2"])])
+def test_predictions_are_the_same_where_several_workers_have_a_sub_metatree(
+        parts: Path, tmp_path: Path, name: str, workers: int, settings: list[str]) -> None:
+    """Where each has a share of the seeds, in groups of partitions, and of several trainers."""
+    rows = {}
+    for part, count, own in (("1", 1, []), (name, workers, settings)):
+        assert scores(PREDICTED, parts / part, count, *own, save=tmp_path / f"{part}.npy") == []
+        rows[part] = np.load(tmp_path / f"{part}.npy")
+    assert np.abs(rows["1"] - rows[name]).max() < 1e-12 * np.abs(rows["1"]).max() + 1e-13
 
 
 PROVED = """

@@ -71,7 +71,7 @@ class AverageReader(InputReader):
         self._static = StaticFeatures(context.store, context.plan.targets, self._dtype,
                                       torch.device("cpu"))
         self._random: dict[str, Tensor] = {}
-        self._averages: dict[str, Averages] = {}
+        self._averages: dict[str, Sequence[Averages]] = {}
         # The first trainer of each partition computes, the others then read what is there.
         for first in (True, False):
             computes = first == (context.rank % train.trainers == 0)
@@ -92,11 +92,11 @@ class AverageReader(InputReader):
                     context.spec.input_dims[target], self._dtype)
 
     @abstractmethod
-    def _open(self, target: str, out: Path, **options: Any) -> Averages:
+    def _open(self, target: str, out: Path, **options: Any) -> Sequence[Averages]:
         """Compute or open the averages of a target that this partition has."""
 
     @abstractmethod
-    def _read_part(self, edges: RelationBlock, averages: Averages, ids: np.ndarray
+    def _read_part(self, edges: RelationBlock, averages: Sequence[Averages], ids: np.ndarray
                    ) -> dict[str, Tensor]:
         """Read the rows of one part of a block, by :func:`part_key`."""
 
@@ -123,34 +123,42 @@ class PathReader(AverageReader):
         roots = {i: self._context.spec.paths[target][i][0][-1] for i in self._numbers(target)}
         return [(i, root, self._roots[root]) for i, root in roots.items()]
 
-    def _open(self, target: str, out: Path, **options: Any) -> Averages:
+    def _open(self, target: str, out: Path, **options: Any) -> Sequence[Averages]:
         paths = [self._context.spec.paths[target][i][0] for i in self._numbers(target)]
-        return path_averages(self._context.store, paths, out, **options)
+        return [path_averages(self._context.store, paths, out, **options)]
 
-    def _read_part(self, edges: RelationBlock, averages: Averages, ids: np.ndarray
+    def _read_part(self, edges: RelationBlock, averages: Sequence[Averages], ids: np.ndarray
                    ) -> dict[str, Tensor]:
         index = self._numbers(edges.relation.dst).index(edges.place)
-        return {part_key(edges): averages.read(index, ids)}
+        return {part_key(edges): averages[0].read(index, ids)}
 
 
 class SubsetReader(AverageReader):
-    """Reads averages over subsets of relations, one part that has those of all the roots."""
+    """Reads averages over subsets of relations, a part for all the roots of one share."""
+
+    def _by_share(self, target: str) -> dict[Any, list[Relation]]:
+        """The worker's roots into a target by its share of the seeds that they are run for."""
+        roots: dict[Any, list[Relation]] = {}
+        for root, share in self._roots.items():
+            if root.dst == target:
+                roots.setdefault(share, []).append(root)
+        return roots
 
     def parts(self, target: str) -> Sequence[tuple[int, Relation, Any]]:
-        # A partition with a share of the seeds has one sub-metatree, so all shares are equal.
-        return [(0, r, share) for r, share in self._roots.items() if r.dst == target][:1]
+        return [(i, roots[0], share)
+                for i, (share, roots) in enumerate(self._by_share(target).items())]
 
-    def _open(self, target: str, out: Path, **options: Any) -> Averages:
+    def _open(self, target: str, out: Path, **options: Any) -> Sequence[Averages]:
         subsets = relation_subsets(self._plan.schema, target, self._context.settings.model.subsets,
                                    options["seed"])
-        roots = [r for r in self._roots if r.dst == target]
-        return subset_averages(self._context.store, target, subsets, self._plan.hops, roots,
-                               out, **options)
+        return [subset_averages(self._context.store, target, subsets, self._plan.hops, roots,
+                                out.with_name(f"{out.name}-share-{i}") if i else out, **options)
+                for i, roots in enumerate(self._by_share(target).values())]
 
-    def _read_part(self, edges: RelationBlock, averages: Averages, ids: np.ndarray
+    def _read_part(self, edges: RelationBlock, averages: Sequence[Averages], ids: np.ndarray
                    ) -> dict[str, Tensor]:
         hops = self._plan.hops
-        return {part_key(edges, k, hop): averages.read(k * hops + hop, ids)
+        return {part_key(edges, k, hop): averages[edges.place].read(k * hops + hop, ids)
                 for k in range(self._context.settings.model.subsets) for hop in range(hops)}
 
 

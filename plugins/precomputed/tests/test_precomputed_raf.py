@@ -54,12 +54,13 @@ def test_sehgnn_computes_the_same(store: Path, alone: Results, tmp_path: Path, p
     check(alone, computed(store, tmp_path, parts, names, **options))
 
 
-@pytest.mark.parametrize(("parts", "trainers"), [(2, 1), (3, 1), (6, 1), (4, 2)])
-def test_nars_computes_the_same(tmp_path: Path, parts: int, trainers: int) -> None:
-    """Averages over relations that lie on several partitions are added up."""
+@pytest.mark.parametrize(("parts", "options"), [
+    (2, {}), (3, {}), (6, {}), (4, {"train.trainers": 2}), (2, {"shared": True})])
+def test_nars_computes_the_same(tmp_path: Path, parts: int, options: dict[str, Any]) -> None:
+    """Averages over relations that lie on several partitions are added up, also where a partition
+    has one of them for a share of the seeds and another for all."""
     source = academic()
     del source.node_arrays["field"]["feat"]  # all features must be equally wide
     write_store(source, tmp_path / "store")
     alone = computed(tmp_path / "store", tmp_path / "one", 1, ["nars"])
-    check(alone, computed(tmp_path / "store", tmp_path / "all", parts, ["nars"],
-                          **{"train.trainers": trainers}))
+    check(alone, computed(tmp_path / "store", tmp_path / "all", parts, ["nars"], **options))
