@@ -127,23 +127,30 @@ def plan(
 
         options = filled(options, settings)
         backend = registry.get("partition backend", options.method or "meta")
-        request = partition_request(backend, opened, options, workload=work.workload(settings),
+        request = partition_request(backend, opened, options, workload=_trained(work, settings),
                                     parts=parts_of(opened, options.parts),
-                                    cutter=cutter_of(options, registry))
+                                    cutter=cutter_of(options, registry),
+                                    shared=settings.partition.shared)
         _show_shared(backend.plan(opened.schema, request), opened, work, settings, svg, as_json)
+
+
+def _trained(work: WorkOptions, settings: Settings, hops: int | None = None) -> Workload:
+    """The workload, with what else of the settings decides how a plan is made."""
+    from dataclasses import replace
+
+    workload = work.workload(settings, hops)
+    if settings.partition.shared == "rows":
+        return workload
+    return replace(workload, model=settings.model.name, reduce=settings.model.reduce,
+                   seed_states=settings.train.seed_states)
 
 
 def _show_shared(plan: Plan, opened: GraphInput, work: WorkOptions, settings: Settings,
                  svg: Path | None, as_json: bool) -> None:
     """Show a plan with what partition.shared makes of it, and why."""
-    from dataclasses import replace
-
     from dgl_heta.planning.shared_rows import share_rows
 
-    workload = work.workload(settings, plan.hops)
-    if settings.partition.shared != "rows":
-        workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
-                           seed_states=settings.train.seed_states)
+    workload = _trained(work, settings, plan.hops)
     origin = settings.origin("partition.shared")
     chosen, choices = share_rows(plan.without_owners(), workload, settings.partition.shared, origin)
     asked = origin.asked
@@ -223,7 +230,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         chosen = backend.plan(opened.schema, partition_request(
             backend, opened, options, parts=cluster.machines, hops=hops,
             replication=options.replication or "full", workload=workload,
-            cutter=cutter_of(options, registry)))
+            cutter=cutter_of(options, registry), shared=settings.partition.shared))
     counted, fields, how = _counted(opened, chosen, workload, cluster, coefficients,
                                     options.seed or 0)
     systems = estimate(chosen, workload, cluster, coefficients, counted, fields, settings)

@@ -68,7 +68,7 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
                   (RelationRandom(), "none", "relation-random"))
     for backend, replication, name in candidates:
         progress(name)
-        wish = replace(request, replication=replication, memory_limit=None)
+        wish = replace(request, replication=replication, memory_limit=None, workload=work)
         try:
             plan = backend.plan(schema, wish)
         except InputError as error:

@@ -36,10 +36,10 @@ def make_shared_plan(schema: Schema, target: str | Sequence[str], hops: int | No
         alone = reassigned(plan, [(0, shares)], method)
         return work(alone, alone.partitions[0]) if shares else 0.0
 
-    assignment: list[tuple[int, dict[int, Share]]] = []
-    for group, size in enumerate(group_sizes(parts, trees)):
-        assignment += [(group, shares) for shares in share_evenly(trees, size, load)]
-    return reassigned(plan, assignment, method)
+    sizes = group_sizes(parts, trees)
+    of_group = {size: share_evenly(trees, size, load) for size in {*sizes}}
+    return reassigned(plan, [(group, shares) for group, size in enumerate(sizes)
+                             for shares in of_group[size]], method)
 
 
 SHARES = 16

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from dgl_heta.planning.compute import bytes_moved
 from dgl_heta.planning.footprint import footprint
 from dgl_heta.planning.owner_choice import choose
+from dgl_heta.planning.partition_shares import Share
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import receptive_fields
+from dgl_heta.planning.receptive_field import ReceptiveFields
 from dgl_heta.planning.workload import MODELS, Workload
 
 LESS, MORE = 0.9, 1.1
@@ -23,18 +23,23 @@ def worth_sharing(whole: Plan, shared: Plan, work: Workload, way: str) -> bool:
 
     Parameters
     ----------
-    work : of a worker. A model of which it is not known what it reads is taken for R-GCN.
+    work : of a worker. Of a model of which it is not known what it reads nothing is shared.
     way : `partition.shared`. Where one partition may aggregate a type for the others, each plan
         is expected with its own best owners.
     """
-    if [p.sub_metatrees for p in whole.partitions] == [p.sub_metatrees for p in shared.partitions]:
+    if (work.model not in MODELS or _are_copies(shared) > _are_copies(whole)
+            or all(s == Share() for p in shared.partitions for s in p.sub_metatrees.values())):
         return False
-    work = replace(work, model=work.model if work.model in MODELS else "rgcn")
     (before, held), (after, needed) = (
         (max(works(plan, work)), max(footprint(plan.schema, p, work) for p in plan.partitions))
         for plan in (choose(one, work, "rows" if way == "rows" else "auto")[0]
                      for one in (whole, shared)))
     return after <= LESS * before and needed <= MORE * held
+
+
+def _are_copies(plan: Plan) -> bool:
+    """Return whether every partition has the whole graph."""
+    return all(len(p.relations) == len(plan.schema.relations) for p in plan.partitions)
 
 
 def works(plan: Plan, work: Workload) -> list[float]:
@@ -43,8 +48,9 @@ def works(plan: Plan, work: Workload) -> list[float]:
 
     What is offloaded is the work of its owner partition, which reads each row once for all.
     """
-    steps = receptive_fields(plan.without_owners(), work.fanouts_of(plan.hops),
-                             work.batch_size * plan.num_parts, work.batch_size)
+    fields = ReceptiveFields(plan.without_owners(), work.fanouts_of(plan.hops))
+    steps = [fields.field(p.index, work.batch_size * len(plan.groups[p.group]), work.batch_size)
+             for p in plan.partitions]
     edges = [float(sum(layer.edges for layer in step.layers)) for step in steps]
     inputs = [dict(step.inputs) for step in steps]
     for relation, owner in plan.offloaded.items():

@@ -64,7 +64,8 @@ def _with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
     staged = opened.store is not None and opened.store.staged is not None
     if plan is None or parts == plan.num_parts or is_worker() or staged:
         return opened
-    if plan.metapaths or plan.replication != "full" or plan.method != "meta":
+    if plan.metapaths or plan.replication != "full" or plan.method not in (
+            "meta", "meta-whole", "meta-shared"):
         return opened
     log.warning("the partition is for %d parts; its store is opened with a new plan for %d",
                 plan.num_parts, parts)
@@ -95,6 +96,7 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         backend, opened.schema, wishes.parts, targets, hops=settings.model.layers,
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
+        shared="rows" if settings.train.learnable == "replica" else wishes.shared,
         word=lambda name: f"partition.{name}"))
     return _sharing(plan, opened, settings)
 

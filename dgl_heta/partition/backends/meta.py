@@ -17,9 +17,9 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.planning.worth import worth_sharing
 
-MANY = 100, 256
-"""Sub-metatrees and partitions. Of more sub-metatrees whole ones are dealt evenly enough; to
-compare plans of more takes seconds."""
+MANY = 100, 1_000, 256
+"""Sub-metatrees, relations and partitions. Of more sub-metatrees whole ones are dealt evenly
+enough; to compare plans of more takes seconds."""
 
 
 class MetaWhole(MetatreeBackend):
@@ -70,8 +70,9 @@ class Meta(MetaWhole):
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         plan = super().plan(schema, request)
+        size = len(plan.sub_metatrees), len(schema.relations), plan.num_parts
         if (plan.replication == "none" or plan.num_parts == 1 or request.memory_limit is not None
-                or len(plan.sub_metatrees) > MANY[0] or plan.num_parts > MANY[1]):
+                or any(count > most for count, most in zip(size, MANY))):
             return plan
         shared = replace(MetaShared().plan(schema, request), method=self.name)
         return shared if worth_sharing(plan, shared, request.workload, request.shared) else plan
