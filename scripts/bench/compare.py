@@ -14,8 +14,8 @@ parts and the settings of `dgl-heta launch` differ:
   heta-delegated            the same, one host aggregating them for the others
                             (`partition.shared=delegate`).
   heta-whole, heta-shared   as heta-delegated, with whole sub-metatrees (Algorithm 2), and with
-                            heavy ones shared for equal work, by the methods meta-whole and
-                            meta-shared, of which `meta` takes the better one.
+                            heavy ones shared for equal work: methods meta-whole and meta-shared.
+                            `meta`, of all others, shares them where it is worth it.
   heta-bf16                 as heta-delegated, partial aggregations and rows sent as bfloat16
                             (`train.exchange_dtype`).
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with

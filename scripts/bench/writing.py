@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import markdown, memory_mb, run_child
+from common import markdown, memory_mb, progress, run_child
 
 WIDTH = 64
 
@@ -65,7 +65,8 @@ def main() -> None:
                 try:
                     child = run_child([*command, "metis"], "METIS")
                     metis = f"{child.anon_mb - child.result['before']:,.0f}"
-                except SystemExit:  # it was given no more
+                except SystemExit as error:  # it was given no more
+                    progress(str(error))
                     metis = f"more than {1000 * args.limit:,.0f}"
         rows.append([f"{millions:g} M", *cells, f"{made['part']:,.0f}",
                      f"{made['stages']['writing part'] / made['part']:.2f}", metis])

@@ -57,7 +57,7 @@ def _settings(plan: Plan | None, config: Path | None, overrides: Iterable[str]) 
 def _with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
     """The partition, or its store where the settings ask for another number of parts.
 
-    A plan of sub-metatrees is made anew in milliseconds. One with metapaths or cut relations has
+    A plan of sub-metatrees is made anew at once. One with metapaths or cut relations has
     what the settings cannot say, so another partition is to be made.
     """
     plan, parts = opened.plan, settings.partition.parts

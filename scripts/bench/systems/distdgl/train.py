@@ -304,7 +304,7 @@ def main() -> None:
     args = parser.parse_args()
     args.fanouts = [int(f) for f in args.fanouts.split(",")]
     torch.set_flush_denormal(True)  # a wide model that begins badly has gradients so small that
-    # products took three times as long, in all systems
+    # steps took up to four times as long, by METIS's parts and ours
     torch.manual_seed(args.seed)
     dgl.seed(args.seed)
     dgl.distributed.initialize(args.ip_config)
