@@ -250,7 +250,7 @@ HETA = (
     Figure("heta-fig15", "Seconds against hidden width, R-GCN",
            tuple(beside("metis metis+cache heta-delegated", "mag donor",
                         more=f"--hidden {w}",
-                        steady=f"--scale 0.05 {LONG_STEPS if w > 256 else STEADY}",
+                        steady=f"--scale 0.05 {LONG_STEPS if w == 512 else STEADY}",
                         small="mag" if w in (64, 256) else "")
                  for w in (64, 128, 256, 512, 1024)),
            ("shape", "hidden", "system"), (FASTER, SECONDS, BYTES),
