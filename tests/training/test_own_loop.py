@@ -80,7 +80,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("parts")
     write_store(academic(papers=120), place / "store")
     store = Store(place / "store")
-    for count in (1, 2, 3, 6):
+    for count in (1, 2, 3, 8):
         write_partition(store, make_plan(store.schema, ["paper"], 2, count), place / str(count))
     # One partition has a share of a sub-metatree and the whole of another.
     shares = make_shared_plan(store.schema, ["paper"], 2, 2, None, lambda plan, part: sum(
@@ -508,7 +508,7 @@ dgl_heta.predict_all(model, given["save"], chunk=50)
 
 
 @pytest.mark.parametrize(("name", "workers", "settings"), [
-    ("shared", 2, []), ("6", 6, []), ("2", 4, ["train.trainers=2"])])
+    ("shared", 2, []), ("8", 8, []), ("2", 4, ["train.trainers=2"])])
 def test_predictions_are_the_same_where_several_workers_have_a_sub_metatree(
         parts: Path, tmp_path: Path, name: str, workers: int, settings: list[str]) -> None:
     """Where each has a share of the seeds, in groups of partitions, and of several trainers."""
