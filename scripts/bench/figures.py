@@ -51,16 +51,20 @@ def beside(systems: str, shapes: str, models: str = "rgcn", more: str = "",
                 full_only=not small, get=get or REAL.get(shapes, ""))
 
 
-# One measurement a graph, which several figures show: the default beside DistDGL at three cuts;
-# what the paper has beside it; attention.
-AT_CUTS = tuple(beside("metis metis-vol heta-delegated", s, more="--cohesion 0 0.5 0.95",
+# One measurement a graph, which several figures show: the default beside DistDGL at three cuts (with
+# whole sub-metatrees where the default shares heavy ones); these beside the default; what the paper
+# has beside it; attention.
+ONE_HEAVY = ("igb-het", "mag240m")
+AT_CUTS = tuple(beside(f"metis metis-vol heta-{'whole' if s in ONE_HEAVY else 'delegated'}", s,
+                       more="--cohesion 0 0.5 0.95",
                        steady=LONG_STEPS if s == "igb-het" else STEADY,
                        small="mag" if s == "mag" else "") for s in ALL.split())
+SHARED = beside("metis heta-whole heta-delegated", " ".join(ONE_HEAVY), steady=LONG_STEPS)
 ALONE = tuple(beside("metis relation-random heta", s, small="mag" if s == "mag" else "")
               for s in ALL.split())
 ATTENTION = tuple(
     beside("metis heta-delegated", s, "rgat hgt",
-           steady=LONG_STEPS if s in ("igb-het", "mag240m") else STEADY) for s in ALL.split())
+           steady=LONG_STEPS if s in ONE_HEAVY else STEADY) for s in ALL.split())
 ON_FAST_LINKS = tuple(  # the paper's rate
     beside("metis heta-delegated", s, "rgcn", "--rate 100gbit",
            LONG_STEPS if s == "igb-het" else STEADY) for s in ("mag", "igb-het", "donor"))
@@ -153,7 +157,7 @@ HETA = (
                "donor": (9.7e6, 7, 2.5e7, 14, 7, 2), "igb-het": (2.6e7, 4, 4.9e8, 7, 4, 2983),
                "mag240m": (2.4e8, 3, 3.4e9, 5, 1, 153)}.items()}),
     Figure("heta-table2", "Bytes between two machines, R-GCN",
-           (*AT_CUTS, *ALONE, *(
+           (*AT_CUTS, SHARED, *ALONE, *(
                beside("metis metis-vol heta heta-delegated", s,
                       more="--cohesion 0.5 --correlation 0.9", steady=COUNTED)
                for s in ALL.split()), *ON_REAL, *ON_GRAPHLEARN),
@@ -207,14 +211,14 @@ HETA = (
     Figure("heta-fig9", "Epoch times, METIS ÷ each system",
            (*AT_CUTS, *ATTENTION, *ON_REAL, *ON_GRAPHLEARN,
             beside("metis random metis+cache heta heta-shared heta-exact", "mag freebase"),
-            beside("metis heta-whole heta-delegated", "igb-het mag240m", steady=LONG_STEPS),
+            SHARED,
             beside("metis heta-delegated", "freebase donor", "hgt-exact"), *ON_FAST_LINKS), WHERE,
            (FASTER, SECONDS, BYTES),
            says="1.9 to 5.3 × over DGL, 1.5 to 4.4 × over GraphLearn; 2.8, 2.6 and 2.4 on average "
                 "for R-GCN, R-GAT and HGT; up to 3.1 over METIS, 2.6 over it with a cache.",
            missing=(NOT_SPLIT,)),
     Figure("heta-fig10", "Stages of R-GCN in shares of a step",
-           AT_CUTS, ("shape", "system"), STAGES, stacked=True,
+           (*AT_CUTS, SHARED), ("shape", "system"), STAGES, stacked=True,
            only=(("system", ("metis", "heta-delegated")), ("cohesion", ("0.0",))),
            says="sampling, features and updates shrink; forward grows slightly."),
     Figure("heta-fig11", "A cache against none, R-GCN",
