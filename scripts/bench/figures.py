@@ -51,9 +51,9 @@ def beside(systems: str, shapes: str, models: str = "rgcn", more: str = "",
                 full_only=not small, get=get or REAL.get(shapes, ""))
 
 
-# One measurement a graph, which several figures show: the default beside DistDGL at three cuts (with
-# whole sub-metatrees where the default shares heavy ones); these beside the default; what the paper
-# has beside it; attention.
+# One measurement a graph, which several figures show: the default beside DistDGL at three cuts
+# (with whole sub-metatrees where the default shares heavy ones); these beside the default; what the
+# paper has beside it; attention.
 ONE_HEAVY = ("igb-het", "mag240m")
 AT_CUTS = tuple(beside(f"metis metis-vol heta-{'whole' if s in ONE_HEAVY else 'delegated'}", s,
                        more="--cohesion 0 0.5 0.95",
