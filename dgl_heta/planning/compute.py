@@ -124,7 +124,7 @@ def bytes_moved(plan: Plan, partition: Partition, edges: float, inputs: Mapping[
     The rows of its input nodes, static or learnable with two moments, four times (gathered,
     projected, and both again backward), two rows of hidden states for every sampled edge, and
     :data:`CALL` per relation and layer. It needs no measurements, as it decides which plan is made
-    (:mod:`dgl_heta.planning.sharing`, :mod:`dgl_heta.planning.worth`).
+    (:mod:`dgl_heta.planning.sharing`).
     """
     calls = sum(len(relations) for relations in partition.layers.values())
     return CALL * calls + 2 * edges * work.row_bytes + sum(

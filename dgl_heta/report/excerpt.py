@@ -104,8 +104,6 @@ def holders_of(plan: Plan) -> list[list[tuple[int, Share]]]:
 
 
 def balance(plan: Plan) -> str:
-    """The heaviest weight of a partition over the lightest, of what it has a share of by that."""
-    trees = plan.sub_metatrees
-    weights = [sum(trees[i].weight * s.width / s.count for i, s in p.sub_metatrees.items())
-               or p.weight for p in plan.partitions]
+    """The heaviest weight of a partition over the lightest."""
+    weights = [partition.weight for partition in plan.partitions]
     return f"{max(weights) / min(weights):.2f}" if min(weights) else "∞ (an empty partition)"

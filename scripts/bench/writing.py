@@ -65,9 +65,9 @@ def main() -> None:
                 try:
                     child = run_child([*command, "metis"], "METIS")
                     metis = f"{child.anon_mb - child.result['before']:,.0f}"
-                except SystemExit as error:  # it was given no more
+                except SystemExit as error:  # mostly because it was given no more
                     progress(str(error))
-                    metis = f"more than {1000 * args.limit:,.0f}"
+                    metis = "did not end well"
         rows.append([f"{millions:g} M", *cells, f"{made['part']:,.0f}",
                      f"{made['stages']['writing part'] / made['part']:.2f}", metis])
     print(markdown(["edges", "bytes per node", "seconds", "edges/s", "clusters", "balance"], rows)

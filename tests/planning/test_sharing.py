@@ -18,9 +18,8 @@ from dgl_heta.planning.footprint import footprint
 from dgl_heta.planning.owner_choice import choose
 from dgl_heta.planning.partition_shares import Share
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.sharing import share_evenly
+from dgl_heta.planning.sharing import LESS, MORE, share_evenly, works
 from dgl_heta.planning.workload import Workload
-from dgl_heta.planning.worth import LESS, MORE, works
 
 
 def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:

@@ -14,8 +14,7 @@ from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import check_hops
 from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.sharing import make_shared_plan
-from dgl_heta.planning.worth import worth_sharing
+from dgl_heta.planning.sharing import make_shared_plan, worth_sharing
 
 MANY = 100, 1_000, 256
 """Sub-metatrees, relations and partitions. Of more sub-metatrees whole ones are dealt evenly
@@ -63,7 +62,7 @@ class MetaShared(MetaWhole):
 
 class Meta(MetaWhole):
     """Meta-partitioning, the default: whole sub-metatrees, or heavy ones shared where that is worth
-    it (:func:`dgl_heta.planning.worth.worth_sharing`)."""
+    it (:func:`dgl_heta.planning.sharing.worth_sharing`)."""
 
     name = "meta"
     description = "meta-partitioning: whole sub-metatrees, heavy ones shared where it is worth it"
