@@ -82,7 +82,8 @@ def gather(pages: Path) -> None:
             text = text.replace(REFERENCE, REFERENCE + MADE)
             text += navigation(text)
         elif file.name == "README.md" and (beside := sorted(
-                page.stem for page in file.parent.glob("*.md") if page != file)):
+                str(page.relative_to(file.parent).with_suffix("")) for page in
+                (*file.parent.glob("*.md"), *file.parent.glob("*/README.md")) if page != file)):
             text += "\n" + contents("", beside) + "\n"
         new_file(pages / name).write_text(text, encoding="utf-8")
     for drawing in sorted((ROOT / "docs").rglob("*.svg")):

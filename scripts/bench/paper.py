@@ -6,11 +6,12 @@
 
 Figures are named by paper and number: heta-… (PVLDB 18(9), 2025; heta-fig18 is of its technical
 report), catgnn-…, hifuse-…. What each one runs, shows and is compared with stands in figures.py.
-For each, DIR has NAME.json, NAME.md and a picture, NAME.svg; DIR/README.md lists all of them. A
-figure that cannot be made here is listed with what it needs; so is a part of one whose data set is
-not on disk, and the rest goes on. A measurement that several figures share is made once and kept in
-DIR/measured, so a run that ended early goes on where it was; --again measures anew. All figures
-take a night and more on two cores, and tens of GB of disk; each says its minutes.
+For each, DIR has NAME.json, NAME.md and a picture, NAME.svg; DIR/README.md lists all of them, and
+DIR/measured has what each command measured. A figure that cannot be made here is listed with what
+it needs; so is a part of one whose data set is not on disk, and the rest goes on. A measurement
+that several figures share is made once, so a run that ended early goes on where it was; --again
+measures anew. All figures take a night and more on two cores, and tens of GB of disk; each says its
+minutes. What was published last is such a DIR, too: docs/measurements/paper.
 
 The papers measured on other machines, at other scales: compare ratios, not seconds. With each
 result stand commit, machine, load, what else ran, and how far repeats are apart (goal: 10 %), as
@@ -56,18 +57,19 @@ BENCH = Path(__file__).resolve().parent
 NOT_YET = "which were not measured yet"
 SPREAD = 0.1  # of repeats of one setting, at most
 WIDTH = 110  # of lines of a page but for tables
-PAGE = """# The papers' tables and figures, one by one
+INDEX = """# The papers' tables and figures, one by one
 
 ```console
 $ python scripts/bench/paper.py --list                       # names, and what cannot be made here
 $ python scripts/bench/paper.py heta-table2 heta-fig9 --out results
-$ python scripts/bench/paper.py --all --kept --out results --page FILE      # this page
+$ python scripts/bench/paper.py --all --kept --out DIR       # pages of DIR/measured alone
 ```
 
 Each table and figure of Heta (PVLDB 18(9), 2025, and its technical report), CATGNN and HiFuse by
 its number, as `paper.py` last measured it: ours beside the paper's numbers, median, least and
 largest of the repeats. The papers measured on other machines, at other scales: compare ratios, not
-seconds."""
+seconds. `measured` has a JSON file for each command: what it measured, its commit, the machine, and
+what else ran."""
 
 
 class Runner:
@@ -130,7 +132,8 @@ class Runner:
             at = found["machine"]["versions"]["commit"]
             progress(f"{text}: measured before, at commit {at} (--again measures anew)")
         read = printed if call.table else call.read
-        return {**found, "rows": [{**r, **dict(call.labels)} for r in read(found.pop("data"))]}
+        return {**found, "made": bool(call.made),
+                "rows": [{**r, **dict(call.labels)} for r in read(found.pop("data"))]}
 
     def _made(self, call: Call, text: str) -> dict[str, Any]:
         """A measurement; of one that failed, why (`failed`): it is made anew the next time."""
@@ -158,7 +161,10 @@ class Runner:
             script = [sys.executable, str(BENCH / program), *rest, *quick, "--json", str(file)]
             if not call.table:
                 run_child(script, what, json_wanted=False)
-                return json.loads(file.read_text())
+                data = json.loads(file.read_text())
+                for what in ("arguments", "machine", *["runs"] * ("rows" in data)):
+                    del data[what]  # their seconds of each step are as long as all of the rest
+                return data
             return run_child(script[:-2 - len(quick)], what, json_wanted=False).text
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
 
@@ -192,7 +198,7 @@ def compared_table(figure: Figure, rows: Rows) -> str:
             line.append(spread(row["ours"].get(column.name, []), column.digits) or none)
             if column.name in compared:
                 said = row["paper"].get(column.name, "")
-                line.append(f"{said:g}" if isinstance(said, float | int) else said)
+                line.append(f"{said:,.10g}" if isinstance(said, float | int) else said)
         cells.append(line)
     return markdown(header, cells)
 
@@ -220,49 +226,53 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
                            + (f". To get it: {call.get}" if call.get else ""))
     if left:
         missing.append(f"{left} of {len(runner.calls(figure))} commands, {NOT_YET}")
-    made = next((m["machine"] for m in measured), machine())
     missing += [f"{row['name']}: {row['missing']}" for row in rows if row.get("missing")]
     shown = gathered(figure, rows)
     curves = [c for row in rows for c in (figure.curve(row) if figure.curve else ())]
     first = [row["ours"].get(figure.columns[0].name, []) for row in shown] if figure.columns else []
     spreads = [apart(x) for x in first if len(x) > 1 and statistics.median(x)]
     result = {
-        "figure": figure.name, "title": figure.title, "paper": figure.says, "quick": args.quick,
+        "figure": figure.name, "title": figure.title, "quick": args.quick,
         "commands": [text for text in map(runner.shown, runner.calls(figure)) if text],
-        "machine": made, "measured": measured,
-        "repeats": max(map(len, first), default=0), "spread": max(spreads, default=None),
-        "rows": shown, "curves": curves, "missing": missing}
+        "measured": measured, "repeats": max(map(len, first), default=0),
+        "spread": max(spreads, default=None), "rows": shown, "curves": curves, "missing": missing}
     args.out.mkdir(parents=True, exist_ok=True)
-    why_none = draw(figure, shown, curves, args.out / f"{figure.name}.svg")
-    text = report(figure, result, why_none)
-    write_atomic(args.out / f"{figure.name}.json", json.dumps(result, indent=1) + "\n")
+    picture = draw(figure, shown, curves, args.out / f"{figure.name}.svg")
+    text = report(figure, result, picture)
+    write_atomic(args.out / f"{figure.name}.json", json.dumps(result) + "\n")
     write_atomic(args.out / f"{figure.name}.md", text + "\n")
     print(text, flush=True)
     return result
 
 
-def report(figure: Figure, result: dict[str, Any], picture: str | None = None,
-           commands: bool = True) -> str:
-    """What is written of a figure."""
-    at = result["machine"]
-    parts = [f"## {figure.name}: {figure.title}" + " (quick: not a result)" * result["quick"]]
-    if result["commands"] and commands:
-        parts.append("```console\n" + "\n".join(f"$ {c}" for c in result["commands"]) + "\n```")
+def report(figure: Figure, result: dict[str, Any], picture: str | None = None) -> str:
+    """What is written of a figure, on a page of its own."""
+    parts = [f"# {figure.name}: {figure.title}" + " (quick: not a result)" * result["quick"]]
+    if result["commands"]:
+        shown = (" \\\n    ".join(filled(f"$ {c}", WIDTH - 6)) for c in result["commands"])
+        parts.append("\n".join(["```console", *shown, "```"]))
     if any(row["ours"] or row["paper"] for row in result["rows"]):
         parts.append(compared_table(figure, result["rows"]))
     parts += [f"The paper: {figure.says}"] * bool(figure.says) + [figure.note] * bool(figure.note)
-    parts += [f"Missing: {what}" for what in result["missing"]] + ([picture] if picture else [])
-    if result["measured"]:
-        far, measured = result["spread"], result["measured"]
+    parts += [f"Missing: {what}" for what in result["missing"]] + [picture] * bool(picture)
+    measured = [m for m in result["measured"] if not m["made"]]
+    parts += dict.fromkeys(m["note"] for m in measured if "note" in m)
+    if measured:
+        far, at = result["spread"], measured[0]["machine"]
         loads = [x for m in measured for x in (m["load_before"][0], m["machine"]["load"][0])]
+        minutes = sum(m.get("seconds", 0) for m in measured) / 60
         parts.append(
             f"{at['cpu']}, {at['cores']} cores, commit {', '.join(commits(result))}, load "
             f"{min(loads):g} to {max(loads):g}{elsewhere_at_most(measured)}; "
-            f"{sum(m['seconds'] for m in measured) / 60:.0f} minutes; {result['repeats']} "
-            "repeats" + ("" if far is None else
-                         f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
-    return "\n\n".join(part if part[:1] in "#|`" else textwrap.fill(
-        part, WIDTH, break_long_words=False, break_on_hyphens=False) for part in parts)
+            + f"{minutes:.0f} minutes; " * bool(minutes) + f"{result['repeats']} repeats"
+            + ("" if far is None else
+               f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
+    return "\n\n".join(part if part[:1] in "#|`!" else "\n".join(filled(part)) for part in parts)
+
+
+def filled(text: str, width: int = WIDTH) -> list[str]:
+    """The lines of a text."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def elsewhere_at_most(measured: Rows) -> str:
@@ -277,16 +287,10 @@ def results_in(directory: Path) -> Rows:
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
-def page(directory: Path) -> str:
-    """All figures of a directory on one page."""
-    results = results_in(directory)
-    return "\n\n".join([PAGE, index(results, link=False), *(
-        report(BY_NAME[r["figure"]], r, commands=False) for r in results)])
-
-
 def commits(result: dict[str, Any]) -> list[str]:
     """Those at which a figure's parts were measured."""
-    return list(dict.fromkeys(m["machine"]["versions"]["commit"] for m in result["measured"]))
+    return list(dict.fromkeys(commit for m in result["measured"] if not m["made"]
+                              for commit in m["machine"]["versions"]["commit"].split(", ")))
 
 
 def run_of(result: dict[str, Any]) -> str:
@@ -297,9 +301,9 @@ def run_of(result: dict[str, Any]) -> str:
     return "quick" if result["quick"] else "in part" if left else "full"
 
 
-def index(results: Iterable[dict[str, Any]], link: bool = True) -> str:
+def index(results: Iterable[dict[str, Any]]) -> str:
     """A table of figures: whether and where they were measured, and how much of them is missing."""
-    rows = [[f"[{r['figure']}]({r['figure']}.md)" if link else r["figure"], r["title"],
+    rows = [[f"[{r['figure']}]({r['figure']}.md)", r["title"],
              ", ".join(commits(r)) or "-", run_of(r), str(r["repeats"]),
              "-" if r["spread"] is None else f"{r['spread']:.0%}", str(len(r["missing"]) or "-")]
             for r in results]
@@ -328,15 +332,12 @@ def main() -> None:
     either.add_argument("--again", action="store_true", help="measure what DIR/measured has, too")
     either.add_argument("--kept", action="store_true", help="measure nothing: show what "
                         "DIR/measured has, and list the rest as missing")
-    options.add_argument("--page", type=Path, metavar="FILE",
-                         help="also write all figures of DIR on one page")
     options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     options.add_argument("--gpu", type=Path, metavar="DIR", help="results of scripts/gpu.sh, from "
                          "a machine with a GPU (docs/gpu.md)")
     args = options.parse_args()
     args.out = args.out.resolve()
-    args.json, args.page, args.gpu = (
-        file and file.resolve() for file in (args.json, args.page, args.gpu))
+    args.json, args.gpu = (file and file.resolve() for file in (args.json, args.gpu))
     os.chdir(ROOT)  # `git:.` is this repository
     if args.list:
         print(markdown(["figure", "what", "missing"], [
@@ -354,10 +355,7 @@ def main() -> None:
             seconds, result = timed(lambda one=figure: make(one, runner, args))
             progress(f"{figure.name}: {seconds:.0f} s, {at} of {len(figures)} figures")
             results.append({**result, "seconds": seconds})
-            write_atomic(args.out / "README.md", index(results_in(args.out)) + "\n")
-    if args.page and not args.dry_run:
-        args.page.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(args.page, page(args.out) + "\n")
+            write_atomic(args.out / "README.md", f"{INDEX}\n\n{index(results_in(args.out))}\n")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -9,17 +9,17 @@ from typing import Any
 from paper_sources import Figure, Rows
 
 
-def draw(figure: Figure, rows: Rows, curves: Rows, file: Path) -> str | None:
-    """A picture as SVG; why there is none, if so."""
+def draw(figure: Figure, rows: Rows, curves: Rows, file: Path) -> str:
+    """A picture as SVG: what a page has to show it, or why there is none, if so."""
     try:
         from matplotlib import rcParams
         from matplotlib.figure import Figure as Picture
     except ImportError:
         return "no picture: matplotlib is not installed (pip install 'dgl-heta[charts]')"
-    rcParams["svg.hashsalt"] = "dgl-heta"
+    rcParams.update({"svg.hashsalt": "dgl-heta", "svg.fonttype": "none"})
     rows = [r for r in rows if any(r["ours"].values())]
     if not rows and not curves:
-        return None
+        return ""
     picture = Picture(figsize=(9, 1.4 + 0.26 * max(len(rows), 6)), layout="constrained")
     axis = picture.add_subplot()
     if curves:
@@ -32,7 +32,7 @@ def draw(figure: Figure, rows: Rows, curves: Rows, file: Path) -> str | None:
     axis.set_title(figure.title, loc="left", fontsize="medium")
     axis.spines[["top", "right"]].set_visible(False)
     picture.savefig(file, metadata={"Date": None})
-    return None
+    return f"![{figure.title}]({file.name})"
 
 
 def bars(figure: Figure, rows: Rows, axis: Any) -> None:

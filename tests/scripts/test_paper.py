@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def paper(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed(
         tmp_path: Path) -> None:
-    done = paper("heta-fig6", "hifuse-fig10", "--quick", "--out", tmp_path)
+    done = paper("heta-fig6", "heta-prop2", "hifuse-fig10", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "heta-fig6.json").read_text())
     for row in found["rows"]:
@@ -58,9 +59,13 @@ def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed
         assert ours == pytest.approx(said["all vertices and links, as here"], rel=0.03)
     assert len(found["rows"]) == 3
     assert found["quick"]
-    assert found["machine"]["versions"]["commit"]
-    assert "all" in found["measured"][0]["cores_busy_elsewhere"]
-    assert "quick: not a result" in (tmp_path / "heta-fig6.md").read_text()
+    one, _ = json.loads((tmp_path / "heta-prop2.json").read_text())["measured"]
+    assert one["machine"]["versions"]["commit"]
+    assert "all" in one["cores_busy_elsewhere"]
+    page = (tmp_path / "heta-fig6.md").read_text()
+    assert "quick: not a result" in page
+    assert "(heta-fig6.svg)" in page
+    assert "commit" not in page  # which is computed
     assert (tmp_path / "heta-fig6.svg").exists()
     assert "--gpu DIR" in (tmp_path / "hifuse-table1.md").read_text()
     index = (tmp_path / "README.md").read_text()
@@ -69,17 +74,16 @@ def test_a_figure_stands_beside_the_papers_numbers_and_what_is_missing_is_listed
 
 
 def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
-    """What is measured is kept; a page shows it, and lists what is not."""
-    said, pages = [], tmp_path / "pages" / "page.md"
-    (tmp_path / "of-mine.json").write_text("[]")
+    """What is measured is kept; pages show it, and list what is not."""
+    said = []
     for options in (("--quick", "heta-example"), ("--quick", "heta-example"),
                     ("--quick", "--again", "heta-example"),
                     ("--quick", "--kept", "heta-example", "heta-fig4")):
-        done = paper(*options, "--out", tmp_path, "--page", pages)
+        done = paper(*options, "--out", tmp_path)
         assert done.returncode == 0, done.stderr
         said.append("measured before, at commit" in done.stderr)
     assert said == [False, True, False, True]
-    first, second = pages.read_text().split("## heta-fig4")
+    first, second = ((tmp_path / f"heta-{name}.md").read_text() for name in ("example", "fig4"))
     assert "DistDGL METIS" in first
     assert "not measured" not in first
     assert "1 of 1 commands, which were not measured yet" in second
@@ -91,6 +95,20 @@ def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
     assert "DistDGL METIS" in paper("--quick", "heta-example", "--out", tmp_path).stdout
     refused = paper("heta-example", "--kept", "--again", "--out", tmp_path)
     assert "--again: not allowed with" in refused.stderr
+
+
+def test_the_pages_in_docs_are_those_of_what_was_measured(tmp_path: Path) -> None:
+    docs = ROOT / "docs/measurements/paper"
+    shutil.copytree(docs / "measured", tmp_path / "measured")
+    done = paper("--all", "--kept", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = {file.name: file.read_text() for file in tmp_path.glob("*.md")}
+    assert made == {file.name: file.read_text() for file in docs.glob("*.md")}
+    shown = {m["command"] for file in tmp_path.glob("*.json")
+             for m in json.loads(file.read_text())["measured"]}
+    for file in (docs / "measured").iterdir():
+        command = json.loads(file.read_text())["command"]
+        assert command in shown, f"{file.name}: no figure shows it any more: {command}"
 
 
 def test_what_a_gpu_took_is_read_from_the_results_that_are_brought(tmp_path: Path) -> None:
