@@ -170,18 +170,31 @@ class Comm:
     def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
                         cause: str) -> Tensor:
         """Send `send[i]` rows to worker i, in order; returns the `receive[i]` rows from each."""
+        return self.begin_all_to_all_rows(rows, send, receive, cause)()
+
+    def begin_all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
+                              cause: str) -> Callable[[], Tensor]:
+        """Begin :meth:`all_to_all_rows`, and go on meanwhile; returns what waits for the rows.
+        Every worker must begin it at the same place among its collectives."""
         if self.size == 1:
-            return rows
+            return lambda: rows
         if self.wire is not None and self._rounds(rows, cause):
-            return unpacked(self.all_to_all_rows(packed(rows, self.wire), send, receive, cause),
-                            self.wire)
+            wire = self.wire
+            arrived = self.begin_all_to_all_rows(packed(rows, wire), send, receive, cause)
+            return lambda: unpacked(arrived(), wire)
         work = rows.contiguous().to(self.device(rows))
         out = work.new_empty((sum(receive), *rows.shape[1:]))
         # What a worker sends to itself stays in memory, and is not counted.
         width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
-        with self._watched(cause, (sum(send) - send[self.rank]) * width, work.device):
-            dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
-        return out.to(rows.device)
+        with self._watched(cause, 0, work.device):
+            begun = dist.all_to_all_single(out, work, list(receive), list(send), group=self.group,
+                                           async_op=True)
+
+        def end(work: Tensor = work) -> Tensor:  # which is on its way until then
+            with self._watched(cause, (sum(send) - send[self.rank]) * width, out.device):
+                begun.wait()
+            return out.to(rows.device)
+        return end
 
     def broadcast(self, tensor: Tensor, cause: str) -> None:
         """Copy worker 0's values into `tensor` of every worker, in place."""

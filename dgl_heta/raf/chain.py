@@ -93,14 +93,21 @@ class _Carrying:
 
     def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
                         cause: str) -> Tensor:
+        return self.begin_all_to_all_rows(rows, send, receive, cause)()
+
+    def begin_all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
+                              cause: str) -> Callable[[], Tensor]:
         flag = self._flag(rows)
         pieces = [piece for part in rows.split(list(send)) for piece in (part, flag)]
-        out = self._group.all_to_all_rows(torch.cat(pieces), [n + 1 for n in send],
-                                          [n + 1 for n in receive], cause)
-        arrived = out.split([n + 1 for n in receive])
-        for piece in arrived:
-            self._heard(piece[-1])
-        return torch.cat([piece[:-1] for piece in arrived])
+        begun = self._group.begin_all_to_all_rows(torch.cat(pieces), [n + 1 for n in send],
+                                                  [n + 1 for n in receive], cause)
+
+        def end() -> Tensor:
+            arrived = begun().split([n + 1 for n in receive])
+            for piece in arrived:
+                self._heard(piece[-1])
+            return torch.cat([piece[:-1] for piece in arrived])
+        return end
 
     def all_gather_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
         flagged = torch.cat([rows, self._flag(rows)])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError
@@ -21,6 +23,7 @@ from dgl_heta.raf.maps import (
     AllGather,
     AllReduce,
     ColumnGather,
+    EarlySum,
     OffloadedSum,
     ReduceForReaders,
     ReduceScatter,
@@ -71,12 +74,21 @@ class GroupExchange:
         """`out`, depending on every exchange so far: the end of the chain."""
         return self.chain.anchor(out) if torch.is_grad_enabled() else out
 
-    def reduce_sum(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
+    def begin_sum(self, remote: Tensor, block: Block, ntype: str) -> EarlySum:
+        """Send the rows that are aggregated here for others (remote rows, D) before own rows are
+        computed, which go to :meth:`reduce_sum` with what this returns."""
+        early = EarlySum(self._group, ntype, block.remote[ntype], block.num_own(ntype))
+        early.sent = self._link(block, remote, early.send, early.adjoint_of_send)
+        return early
+
+    def reduce_sum(self, partial: Tensor, block: Block, ntype: str,
+                   early: EarlySum | None = None) -> Tensor:
         """Complete the sums of the seeds' rows.
 
         Parameters
         ----------
         partial : (destination rows, D); the seeds' rows, which lead, are partial, others complete.
+            With `early` (own rows, D).
 
         Returns
         -------
@@ -85,8 +97,13 @@ class GroupExchange:
         """
         if ntype in block.remote:
             self._note(block, ntype)
-            offloaded = self._offloaded(block, ntype)
-            partial = self._link(block, partial, offloaded.forward, offloaded.adjoint)
+            if early is not None:
+                partial = _After.apply(partial, early.sent)
+                del early.sent  # whose graph has `early`: a cycle would keep all rows of the batch
+                partial = self._link(block, partial, early.add, early.adjoint_of_add)
+            else:
+                offloaded = self._offloaded(block, ntype)
+                partial = self._link(block, partial, offloaded.forward, offloaded.adjoint)
         shares = self._begin_exchange(block, ntype)
         if shares is None or self._group.size == 1:
             return partial
@@ -252,6 +269,20 @@ class GroupExchange:
 
     def _link(self, block: Block, rows: Tensor, forward: Map, adjoint: Adjoint) -> Tensor:
         return self._chain_of(block).link(rows, forward, adjoint)
+
+
+class _After(torch.autograd.Function):
+    """Rows, made to depend on a tensor without a number."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        return grad, None if grad is None else grad.new_empty(0)
 
 
 def _leading(function: Map, rows: int) -> Map:

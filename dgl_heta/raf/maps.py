@@ -23,6 +23,7 @@ all-gather          y_w = [x_1; …; x_n]                 ∂L/∂x_w = (Σ_v �
 `ColumnGather`      y_w = [x_1 | … | x_n][seeds of w]   ∂L/∂x_w = own columns of [∂L/∂y_1; …]
 extreme             y_w = max_v x_v                     ∂L/∂x_w = [x_w attained it] Σ_v ∂L/∂y_v
 `OffloadedSum`      y_w = x_w[own] + Σ_v x_v[w's rows]  ∂L/∂x_w = [∂L/∂y_w; ∂L/∂y_v of v's rows; …]
+`EarlySum`          the same, begun before own rows     the same, ended after their gradients
 `.gather`           y_w = [x_w; x_v of v's rows; …]     ∂L/∂x_w = ∂L/∂y_w[own] + Σ_v ∂L/∂y_v
 ==================  ==================================  ==========================================
 
@@ -33,7 +34,7 @@ Why all workers run the adjoints of all exchanges, in one order: :mod:`dgl_heta.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -92,8 +93,11 @@ class OffloadedSum:
     def _added(self, rows: Tensor, comm: Comm) -> Tensor:
         """Rows (own + remote rows, D) with those that others have of this worker's (own rows, D).
         """
-        out = rows[:self._own].clone()
-        for piece in self._returned(rows[self._own:], comm):
+        return self._plus(rows[:self._own], self._returned(rows[self._own:], comm))
+
+    def _plus(self, own: Tensor, returned: Sequence[Tensor]) -> Tensor:
+        out = own.clone()
+        for piece in returned:
             # Rows that were asked for are the last ones of the own rows
             # (`RemoteDestinations.sent`): seeds lead, and are never remote, since their aggregation
             # is merged by the group anyway.
@@ -107,8 +111,55 @@ class OffloadedSum:
 
     def _asked(self, rows: Tensor, comm: Comm) -> Tensor:
         """Rows (own rows, D) to where they are remote; returns those that are remote here."""
-        return comm.all_to_all_rows(torch.cat([rows[self._own - n:] for n in self._sent]),
-                                    self._sent, self._received, "partials")
+        return self._begin_asked(rows, comm)()
+
+    def _begin_asked(self, rows: Tensor, comm: Comm) -> Callable[[], Tensor]:
+        return comm.begin_all_to_all_rows(torch.cat([rows[self._own - n:] for n in self._sent]),
+                                          self._sent, self._received, "partials")
+
+
+class EarlySum(OffloadedSum):
+    """An :class:`OffloadedSum` in two links, between which every worker computes its own rows.
+
+    Forward remote rows leave at the first link (:meth:`send`), and what arrives is added at the
+    second (:meth:`add`). Backward the second comes first: there gradients leave, which arrive at
+    the first. It sends what one link sends.
+
+    Attributes
+    ----------
+    sent : what the first link gives, without a number; the second depends on it.
+    """
+
+    sent: Tensor
+    _arriving: Callable[[], Tensor]
+    _carry: Carry
+
+    def send(self, remote: Tensor) -> Tensor:
+        """(remote rows, D) to :attr:`sent`."""
+        self._arriving = self._comm.begin_all_to_all_rows(remote, self._received, self._sent,
+                                                          "partials")
+        return remote.new_empty(0)
+
+    def add(self, own: Tensor) -> Tensor:
+        """(own rows, D) to (own rows, D)."""
+        returned = self._arriving().split(self._sent)
+        del self._arriving  # holds rows that were sent
+        return self._plus(own, returned)
+
+    def adjoint_of_add(self, grad: Tensor, carry: Carry) -> Tensor:
+        """(own rows, D) to (own rows, D)."""
+        self._carry, self._arriving = carry, self._begin_asked(grad, carry(self._comm))
+        if not carry.own:  # whether anyone has a gradient, this link must know now
+            arrived = self._arriving()
+            self._arriving = lambda: arrived
+        return grad
+
+    def adjoint_of_send(self, grad: Tensor, carry: Carry) -> Tensor:
+        """:attr:`sent` to (remote rows, D)."""
+        arrived = self._arriving()
+        carry.anyone = self._carry.anyone
+        del self._arriving
+        return arrived
 
 
 class AllReduce:

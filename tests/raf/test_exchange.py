@@ -6,15 +6,16 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.row_parts import NOBODY, extreme_parts
-from dgl_heta.raf.chain import Chain
+from dgl_heta.raf.chain import Chain, LinkId, Watch
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import Block, RelationBlock
+from dgl_heta.sampling.blocks import Block, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
 from tests.support.threads import ThreadComm, together
 
@@ -69,6 +70,54 @@ def test_sums_and_their_gradients_are_those_of_one_process(last: bool, inner: in
         torch.testing.assert_close(back[:SEEDS], shares.local(to_partial))
         torch.testing.assert_close(y[len(y) - inner:], partials[rank][SEEDS:])
         torch.testing.assert_close(back[SEEDS:], grad[len(grad) - inner:])
+
+
+class Told(Watch):
+    """Adjoints tell each other who has a gradient; links of which nobody has one."""
+
+    flags = True
+
+    def __init__(self) -> None:
+        self.nobody = 0
+
+    def unused(self, link: LinkId) -> None:
+        self.nobody += 1
+
+
+@pytest.mark.parametrize("used", [(True, True), (True, False), (False, True), (False, False)])
+def test_rows_that_leave_early_come_to_the_same(used: tuple[bool, bool]) -> None:
+    own, asked = 4, (2, 1)  # own rows, and how many last ones of them the other aggregates
+
+    def run(comm: ThreadComm, early: bool) -> tuple[Any, ...]:
+        rank, watch = comm.rank, Told()
+        chain = Chain(1, watch)
+        exchange = GroupExchange(comm, lambda block: chain)
+        given, taken = [0, 0], [0, 0]
+        given[1 - rank], taken[1 - rank] = asked[rank], asked[1 - rank]
+        block = Block(1, {}, {"paper": own + asked[1 - rank]}, [], {}, False, {}, {}, offloads=True,
+                      remote={"paper": RemoteDestinations(
+                          tuple(taken), tuple(given), np.empty(0, np.int64))})
+        rows, remote = (values(rank, n, salt).requires_grad_()
+                        for salt, n in enumerate((own, asked[1 - rank])))
+        if early:
+            begun = exchange.begin_sum(remote * 2, block, "paper")
+            comm.all_reduce(torch.zeros(1))  # others meet meanwhile
+            y = exchange.reduce_sum(rows * 2, block, "paper", begun)
+        else:
+            comm.all_reduce(torch.zeros(1))
+            y = exchange.reduce_sum(torch.cat([rows * 2, remote * 2]), block, "paper")
+        loss = (y * values(rank, own, 2)).sum() if used[rank] else torch.zeros(
+            (), requires_grad=True) * 1
+        chain.anchor(loss).backward()
+        assert watch.nobody == (0 if any(used) else 1 + early)
+        return y.detach(), rows.grad, remote.grad
+
+    for whole, early in together(2, lambda comm: (run(comm, False), run(comm, True))):
+        assert (whole[1] is None) == (not any(used))
+        for expected, found in zip(whole, early):
+            assert (expected is None) == (found is None)
+            if expected is not None:
+                assert torch.equal(expected, found)
 
 
 def test_only_rows_that_are_read_are_completed_and_only_they_have_gradients() -> None:

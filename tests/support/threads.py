@@ -43,15 +43,16 @@ class ThreadComm(Comm):
         self.traffic.bytes[cause] += 2 * tensor.nbytes * (self.size - 1) // self.size
         return _OPS[op](torch.stack(self.meet(tensor.detach().clone())))
 
-    def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
-                        cause: str) -> Tensor:
+    def begin_all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
+                              cause: str) -> Callable[[], Tensor]:
         self.calls.append(("all_to_all", tuple(rows.shape)))
         sent = (sum(send) - send[self.rank]) * rows.element_size()
         self.traffic.bytes[cause] += sent * (rows[:1].numel() if len(rows) else 0)
         pieces = self.meet(rows.detach().clone().split(list(send)))
         arrived = [piece[self.rank] for piece in pieces]
         assert [len(piece) for piece in arrived] == list(receive)
-        return torch.cat(arrived)
+        out = torch.cat(arrived)
+        return lambda: out
 
 
 def together(size: int, work: Callable[[ThreadComm], Result]) -> list[Result]:

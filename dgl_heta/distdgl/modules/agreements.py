@@ -55,6 +55,12 @@ def digest(call: Any) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
+def is_agreed(layer: Layer, owner: tuple[Any, ...]) -> bool:
+    """Return whether the group knows a form since the epoch began, so that nobody asks for it; the
+    same on all of its trainers."""
+    return known(layer).get((*owner, *_conditions(layer, owner[0]))) is not None
+
+
 def agreed_form(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Size],
                 dtypes: Iterable[torch.dtype]) -> RowForm | None:
     """Return the form of a row as any trainer of the group knows it; None if nobody does.

@@ -26,8 +26,9 @@ from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.cross import extreme_of, merge
-from dgl_heta.nn.row_parts import Part
+from dgl_heta.nn.row_parts import Part, sum_parts
 from dgl_heta.planning.extremes import EXTREMES
+from dgl_heta.raf.maps import EarlySum
 from dgl_heta.sampling.blocks import Block, RelationBlock
 
 if TYPE_CHECKING:
@@ -75,9 +76,52 @@ def merge_scope(layer: Layer, inputs: Any) -> Iterator[Callable[[str, Tensor], N
         yield merged
 
 
+def begin_sum(layer: Layer, ntype: str, parts: Mapping[int, Part], owner: tuple[Any, str],
+              like: Tensor) -> tuple[EarlySum, dict[int, Part]]:
+    """Send the sums of rows that are aggregated for other trainers, before own rows are computed;
+    return what :func:`merge_relations` adds, and own rows of the parts, by their numbers. The group
+    knows the form of a row (:func:`.agreements.is_agreed`).
+
+    Parameters
+    ----------
+    parts : of the type, all that have rows of others. Others are as for :func:`merge_relations`.
+    """
+    # Collective: the rows of others, which nobody waits for here.
+    form = _form(layer, ntype, [*parts.values()], owner)
+    assert form is not None
+    block, like = layer.block, like.new_empty(0, dtype=merge_dtype(form.dtype))
+    own, remote = dict[int, Part](), list[Part]()
+    for number, part in parts.items():
+        for piece, is_own in _pieces(part, block.num_own(ntype)):
+            if is_own:
+                own[number] = piece
+            else:
+                remote.append(piece)
+    sums = sum_parts(_flat(remote, form.shape, like.dtype), block.remote[ntype].total,
+                     form.shape.numel(), like)
+    return layer.session.exchange.begin_sum(sums, block, ntype), own
+
+
+def _pieces(part: Part, row: int) -> Iterator[tuple[Part, bool]]:
+    """Yield a part's rows before a row (True), and those from it on, numbered from there."""
+    edges, value = _beside(*part), part[1]
+    rows = edges.rows if edges.rows is not None else torch.arange(
+        edges.start, edges.stop, device=value.device)
+    before = rows < row
+    if before.all():
+        yield part, True
+        return
+    for chosen, start in ((before, 0), (~before, row)):
+        if chosen.any():
+            numbers = rows[chosen] - start
+            yield (RelationBlock(edges.relation, 0, edges.indptr.new_zeros(len(numbers) + 1),
+                                 edges.indices[:0], edges.place, numbers),
+                   value if chosen.all() else value[chosen]), start == 0
+
+
 def merge_relations(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggregate,
-                    owner: tuple[Any, str], like: Tensor, relations: Mapping[Relation, bool]
-                    ) -> Tensor | None:
+                    owner: tuple[Any, str], like: Tensor, relations: Mapping[Relation, bool],
+                    early: EarlySum | None = None) -> Tensor | None:
     """Merge the relations of one destination type over the group; None if there are none.
 
     Parameters
@@ -86,18 +130,19 @@ def merge_relations(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggr
     owner : the module and the node type, for which forms are remembered.
     relations : all that may be merged, in the order for 'stack' and callables, and whether plain
         DGL merges them here.
+    early : of :func:`begin_sum`, if rows for other trainers have left; then `parts` are own rows.
     """
     # Collective: the form of a row once an epoch (:func:`.agreements.agreed_form`), then the rows.
     form = _form(layer, ntype, parts, owner)
     if form is None:
         return None
     return merge_agreed(layer, ntype, parts, aggregate, like.new_empty(0, dtype=form.dtype),
-                        relations, form.shape)
+                        relations, form.shape, early=early)
 
 
 def merge_agreed(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggregate, like: Tensor,
-                 relations: Mapping[Relation, bool], shape: torch.Size, complete: bool = False
-                 ) -> Tensor | None:
+                 relations: Mapping[Relation, bool], shape: torch.Size, complete: bool = False,
+                 early: EarlySum | None = None) -> Tensor | None:
     """Merge relations where all trainers know the shape of a row, and the dtype, that of `like`.
 
     `complete`: rows that no edge reads on this machine, too.
@@ -107,11 +152,16 @@ def merge_agreed(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggrega
         block = replace(block, reads={})  # a callable may look at all rows together
     # Partial sums travel, and each would be rounded in half precision; DGL rounds the whole once.
     precise = merge_dtype(like.dtype)
-    flat = [(_beside(edges, value), value.reshape(edges.num_rows, shape.numel()).to(precise))
-            for edges, value in parts]
+    flat = _flat([(_beside(edges, value), value) for edges, value in parts], shape, precise)
     out = _Merge(layer, block, ntype, flat, like.new_empty(0, dtype=precise), relations,
-                 shape).by(aggregate)
+                 shape, early).by(aggregate)
     return out if out is None or out.dtype != precise else out.to(like.dtype)
+
+
+def _flat(parts: Sequence[Part], shape: torch.Size, dtype: torch.dtype) -> list[Part]:
+    """Return parts whose rows are vectors."""
+    return [(edges, value.reshape(edges.num_rows, shape.numel()).to(dtype))
+            for edges, value in parts]
 
 
 def _beside(edges: RelationBlock, value: Tensor) -> RelationBlock:
@@ -126,7 +176,7 @@ class _Merge:
     Attributes
     ----------
     parts : rows of each relation, (edges.num_rows, width), in the dtype of `like`.
-    relations, shape : as for :func:`merge_relations`, and of a row of the result.
+    relations, early, shape : as for :func:`merge_relations`, and of a row of the result.
     """
 
     layer: Layer
@@ -136,6 +186,7 @@ class _Merge:
     like: Tensor
     relations: Mapping[Relation, bool]
     shape: torch.Size
+    early: EarlySum | None = None
 
     def by(self, aggregate: Aggregate) -> Tensor | None:
         """Merge by a name or a function; None if the function fails without any row."""
@@ -159,6 +210,9 @@ class _Merge:
         return self._by_function(aggregate)
 
     def _reduce(self, op: str, parts: Sequence[Part], width: int) -> Tensor:
+        if self.early is not None:
+            sums = sum_parts(parts, self.block.num_own(self.ntype), width, self.like)
+            return self.layer.session.exchange.reduce_sum(sums, self.block, self.ntype, self.early)
         return merge(self.layer.session.exchange, op, self.block, self.ntype, parts, width,
                      self.like)
 

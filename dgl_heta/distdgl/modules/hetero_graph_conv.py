@@ -20,7 +20,7 @@ from torch import Tensor
 from dgl_heta.distdgl.blocks.edge_rows import EdgeRows, unguarded
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import gat_conv, graph_conv, sage_conv
-from dgl_heta.distdgl.modules.agreements import complete_types
+from dgl_heta.distdgl.modules.agreements import complete_types, is_agreed
 from dgl_heta.distdgl.modules.destination_states import (
     has_remote,
     mapped,
@@ -31,6 +31,7 @@ from dgl_heta.distdgl.modules.destination_states import (
 from dgl_heta.distdgl.modules.exchange_before_weights import members_that_gain, sum_of_products
 from dgl_heta.distdgl.modules.group_merge import (
     Aggregate,
+    begin_sum,
     layer_to_merge,
     merge_relations,
     merge_scope,
@@ -43,6 +44,7 @@ from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.row_parts import Part
+from dgl_heta.raf.maps import EarlySum
 from dgl_heta.system.nested import of_type
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class _HeteroCall:
     read : node types whose destinations some module here, or on another machine, reads.
     destinations : the states of all destination rows here, once they are brought.
     values : the rows that relations give, by the number of their edges in `block.edges`.
+    early : what has left of types whose rows for other machines have left early.
     merged : the result by node type.
     """
 
@@ -85,6 +88,7 @@ class _HeteroCall:
     read: set[str] = field(default_factory=set)
     destinations: dict[str, Any] = field(default_factory=dict)
     values: dict[int, Part] = field(default_factory=dict)
+    early: dict[str, EarlySum] = field(default_factory=dict)
     merged: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -211,10 +215,12 @@ def _exchange_before_weights(call: _HeteroCall) -> None:
 
 
 def _run_relations(call: _HeteroCall) -> None:
-    """Run the relations of this machine: all that a fused convolution computes at once, then each
-    other module once with all rows of its relation."""
-    # Collective: none but, in training, the buffers of modules that have any.
-    fused: dict[FusedConvolution, dict[int, RelationCall]] = {}
+    """Run the relations of this machine: each module once with all rows of its relation, but for
+    what fused convolutions compute at once: first rows of other machines, which leave while own
+    ones are computed."""
+    # Collectives: in training, the buffers of modules that have any; then the rows of others, of
+    # each type in the schema's order.
+    fused: dict[int, tuple[FusedConvolution, RelationCall]] = {}
     others: dict[Relation, int] = {}
     for number, edges in enumerate(call.layer.block.edges):
         relation = edges.relation
@@ -228,16 +234,42 @@ def _run_relations(call: _HeteroCall) -> None:
         if kind is None:
             others.setdefault(relation, number)
         else:
-            fused.setdefault(kind, {})[number] = one
+            fused[number] = kind, one
     _announce_own_rows(call)
-    for kind in FUSED:
-        if kind in fused:
-            call.values.update(zip(fused[kind], kind.run_together([*fused[kind].values()])))
     with shared_buffers(call.conv, call.layer, others):
         for relation, number in others.items():
             part = _call_module(call, relation)
             if part is not None:
                 call.values[number] = part
+    early = _leaving_early(call)
+    for_others = {n: fused.pop(n) for n, (_, one) in [*fused.items()]
+                  if (ntype := one.edges.relation.dst) in early
+                  and one.edges.start >= call.layer.block.num_own(ntype)}
+    _run_fused(call, for_others)
+    for ntype in early:
+        of_type = {n: call.values.pop(n) for n, (edges, _) in [*call.values.items()]
+                   if edges.relation.dst == ntype}
+        call.early[ntype], own = begin_sum(call.layer, ntype, of_type, (call.conv, ntype),
+                                           call.like)
+        call.values.update(own)
+    _run_fused(call, fused)
+
+
+def _leaving_early(call: _HeteroCall) -> list[str]:
+    """Return node types of which rows for other machines leave before own ones are computed; the
+    same on all trainers of the group."""
+    layer = call.layer
+    if call.aggregate != "sum" or layer.session.group.size == 1:
+        return []
+    return [t for t in layer.block.remote if is_agreed(layer, (call.conv, t))]
+
+
+def _run_fused(call: _HeteroCall, fused: Mapping[int, tuple[FusedConvolution, RelationCall]]
+               ) -> None:
+    for kind in FUSED:
+        own = {number: one for number, (of, one) in fused.items() if of is kind}
+        if own:
+            call.values.update(zip(own, kind.run_together([*own.values()])))
 
 
 def _announce_own_rows(call: _HeteroCall) -> None:
@@ -275,7 +307,7 @@ def _merge(call: _HeteroCall) -> None:
         if relations_in or ntype in block.seeds or ntype in block.remote:
             relations = {r: _is_merged(call, r) for r in in_order(call.into[ntype])}
             out = merge_relations(call.layer, ntype, relations_in, call.aggregate,
-                                  (call.conv, ntype), call.like, relations)
+                                  (call.conv, ntype), call.like, relations, call.early.get(ntype))
             if out is not None:
                 call.merged[ntype] = out
 
