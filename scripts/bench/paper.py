@@ -258,11 +258,12 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None = None) -
     measured = [m for m in result["measured"] if not m["made"]]
     parts += dict.fromkeys(m["note"] for m in measured if "note" in m)
     if measured:
-        far, at = result["spread"], measured[0]["machine"]
+        far = result["spread"]
+        machines = dict.fromkeys("{cpu}, {cores} cores".format(**m["machine"]) for m in measured)
         loads = [x for m in measured for x in (m["load_before"][0], m["machine"]["load"][0])]
         minutes = sum(m.get("seconds", 0) for m in measured) / 60
         parts.append(
-            f"{at['cpu']}, {at['cores']} cores, commit {', '.join(commits(result))}, load "
+            f"{' and '.join(machines)}, commit {', '.join(commits(result))}, load "
             f"{min(loads):g} to {max(loads):g}{elsewhere_at_most(measured)}; "
             + f"{minutes:.0f} minutes; " * bool(minutes) + f"{result['repeats']} repeats"
             + ("" if far is None else

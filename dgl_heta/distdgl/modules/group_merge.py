@@ -92,31 +92,31 @@ def begin_sum(layer: Layer, ntype: str, parts: Mapping[int, Part], owner: tuple[
     block, like = layer.block, like.new_empty(0, dtype=merge_dtype(form.dtype))
     own, remote = dict[int, Part](), list[Part]()
     for number, part in parts.items():
-        for piece, is_own in _pieces(part, block.num_own(ntype)):
-            if is_own:
-                own[number] = piece
-            else:
-                remote.append(piece)
+        before, after = split_part(part, block.num_own(ntype))
+        own |= {number: before} if before else {}
+        remote += [after] if after else []
     sums = sum_parts(_flat(remote, form.shape, like.dtype), block.remote[ntype].total,
                      form.shape.numel(), like)
     return layer.session.exchange.begin_sum(sums, block, ntype), own
 
 
-def _pieces(part: Part, row: int) -> Iterator[tuple[Part, bool]]:
-    """Yield a part's rows before a row (True), and those from it on, numbered from there."""
+def split_part(part: Part, row: int) -> tuple[Part | None, Part | None]:
+    """Return a part's rows before a row, and those from it on, numbered from there; None for none.
+    """
     edges, value = _beside(*part), part[1]
     rows = edges.rows if edges.rows is not None else torch.arange(
         edges.start, edges.stop, device=value.device)
+
+    def chosen(which: Tensor, start: int) -> Part | None:
+        if not which.any():
+            return None
+        numbers = rows[which] - start
+        return RelationBlock(edges.relation, 0, edges.indptr.new_zeros(len(numbers) + 1),
+                             edges.indices[:0], edges.place, numbers), (
+            value if which.all() else value[which])
+
     before = rows < row
-    if before.all():
-        yield part, True
-        return
-    for chosen, start in ((before, 0), (~before, row)):
-        if chosen.any():
-            numbers = rows[chosen] - start
-            yield (RelationBlock(edges.relation, 0, edges.indptr.new_zeros(len(numbers) + 1),
-                                 edges.indices[:0], edges.place, numbers),
-                   value if chosen.all() else value[chosen]), start == 0
+    return (part, None) if before.all() else (chosen(before, 0), chosen(~before, row))
 
 
 def merge_relations(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggregate,

@@ -241,17 +241,15 @@ def _run_relations(call: _HeteroCall) -> None:
             part = _call_module(call, relation)
             if part is not None:
                 call.values[number] = part
-    early = _leaving_early(call)
-    for_others = {n: fused.pop(n) for n, (_, one) in [*fused.items()]
-                  if (ntype := one.edges.relation.dst) in early
-                  and one.edges.start >= call.layer.block.num_own(ntype)}
-    _run_fused(call, for_others)
-    for ntype in early:
-        of_type = {n: call.values.pop(n) for n, (edges, _) in [*call.values.items()]
-                   if edges.relation.dst == ntype}
-        call.early[ntype], own = begin_sum(call.layer, ntype, of_type, (call.conv, ntype),
-                                           call.like)
-        call.values.update(own)
+    for ntype in _leaving_early(call):
+        own = call.layer.block.num_own(ntype)
+        _run_fused(call, {n: fused.pop(n) for n, (_, one) in [*fused.items()]
+                          if one.edges.relation.dst == ntype and one.edges.start >= own})
+        parts = {n: call.values.pop(n) for n, (edges, _) in [*call.values.items()]
+                 if edges.relation.dst == ntype}
+        call.early[ntype], rest = begin_sum(call.layer, ntype, parts, (call.conv, ntype),
+                                            call.like)
+        call.values.update(rest)
     _run_fused(call, fused)
 
 
