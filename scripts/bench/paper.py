@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -101,19 +102,22 @@ class Runner:
         return [call for call in figure.calls if not (self._args.quick and call.full_only)]
 
     def measured(self, call: Call) -> dict[str, Any]:
-        """What a command measured (`rows`), its seconds, and what the machine was and did.
+        """What a command measured (`rows`), its seconds, and what the machine was and did; of what
+        is `made` without one, the rows.
 
         Raises
         ------
         SystemExit
             It failed; the message says why.
         """
+        if call.made:
+            return {"made": True, "rows": call.read(call.made())}
         text = self.shown(call)
         key = hashlib.sha256(f"{text} {self._args.quick}".encode()).hexdigest()[:16]
         file = self._args.out / "measured" / f"{key}.json"
-        found = json.loads(file.read_text()) if file.exists() and not call.made else {}
+        found = json.loads(file.read_text()) if file.exists() else {}
         known = "data" in found
-        if self._args.kept and not call.made and not known:
+        if self._args.kept and not known:
             sys.exit(found.get("failed", NOT_YET))
         anew = not known or (self._args.again and file not in self._again)
         if anew and "--graphlearn" in text and not self._args.graphlearn:
@@ -122,7 +126,7 @@ class Runner:
             sys.exit("error: no results of a GPU are here (--gpu DIR)")
         if anew:
             found = self._made(call, text)
-            if not call.made and not (known and "failed" in found):
+            if not (known and "failed" in found):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, json.dumps(found) + "\n")
                 self._again.add(file)
@@ -132,7 +136,7 @@ class Runner:
             at = found["machine"]["versions"]["commit"]
             progress(f"{text}: measured before, at commit {at} (--again measures anew)")
         read = printed if call.table else call.read
-        return {**found, "made": bool(call.made),
+        return {**found, "made": False,
                 "rows": [{**r, **dict(call.labels)} for r in read(found.pop("data"))]}
 
     def _made(self, call: Call, text: str) -> dict[str, Any]:
@@ -141,7 +145,7 @@ class Runner:
         try:
             if call.program == GPU_SCRIPT:
                 return {"command": text, **of_gpu(self._args.gpu)}
-            seconds, data = timed(call.made or (lambda: self._run(self.command(call), call)))
+            seconds, data = timed(lambda: self._run(self.command(call), call))
         except SystemExit as error:
             if not isinstance(error.code, str):  # of a signal
                 raise
@@ -162,9 +166,10 @@ class Runner:
             if not call.table:
                 run_child(script, what, json_wanted=False)
                 data = json.loads(file.read_text())
-                for what in ("arguments", "machine", *["runs"] * ("rows" in data)):
-                    del data[what]  # their seconds of each step are as long as all of the rest
-                return data
+                # What stands beside the data anyway; and runs that rows are made of, whose seconds
+                # of each step are as long as all of the rest.
+                left_out = {"arguments", "machine", *({"runs"} if "rows" in data else ())}
+                return {name: value for name, value in data.items() if name not in left_out}
             return run_child(script[:-2 - len(quick)], what, json_wanted=False).text
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
 
@@ -261,11 +266,12 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None = None) -
         far = result["spread"]
         machines = dict.fromkeys("{cpu}, {cores} cores".format(**m["machine"]) for m in measured)
         loads = [x for m in measured for x in (m["load_before"][0], m["machine"]["load"][0])]
-        minutes = sum(m.get("seconds", 0) for m in measured) / 60
+        minutes = sum(m.get("seconds", math.nan) for m in measured) / 60
         parts.append(
             f"{' and '.join(machines)}, commit {', '.join(commits(result))}, load "
             f"{min(loads):g} to {max(loads):g}{elsewhere_at_most(measured)}; "
-            + f"{minutes:.0f} minutes; " * bool(minutes) + f"{result['repeats']} repeats"
+            + ("" if math.isnan(minutes) else f"{minutes:.0f} minutes; ")
+            + f"{result['repeats']} repeats"
             + ("" if far is None else
                f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
     return "\n\n".join(part if part[:1] in "#|`!" else "\n".join(filled(part)) for part in parts)

@@ -58,7 +58,7 @@ def digest(call: Any) -> int:
 def is_agreed(layer: Layer, owner: tuple[Any, ...]) -> bool:
     """Return whether the group knows a form since the epoch began, so that nobody asks for it; the
     same on all of its trainers."""
-    return known(layer).get((*owner, *_conditions(layer, owner[0]))) is not None
+    return known(layer).get(_key(layer, owner)) is not None
 
 
 def agreed_form(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Size],
@@ -71,7 +71,7 @@ def agreed_form(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Siz
     shapes, dtypes : what this trainer knows; of several dtypes the result has the common one.
     """
     # Collective: an all-reduce at the first call of an epoch, and again where nobody knew.
-    key = (*owner, *_conditions(layer, owner[0]))
+    key = _key(layer, owner)
     # All trainers have the same keys, so they come here or not together.
     if known(layer).get(key) is None:
         numbers = layer.session.group.all_reduce(_in_numbers(shapes, dtypes), "max", "control")
@@ -104,6 +104,10 @@ def complete_types(layer: Layer, merged: dict[str, Tensor], wanted: Iterable[str
         elif ntype in wanted and form is not None and not layer.block.num_dst.get(ntype):
             results[ntype] = like.new_zeros((0, *form.shape), dtype=form.dtype)
     return results
+
+
+def _key(layer: Layer, owner: tuple[Any, ...]) -> tuple[Any, ...]:
+    return *owner, *_conditions(layer, owner[0])
 
 
 def _conditions(layer: Layer, owner: Any) -> tuple[Any, ...]:

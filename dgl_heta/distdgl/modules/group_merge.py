@@ -93,8 +93,10 @@ def begin_sum(layer: Layer, ntype: str, parts: Mapping[int, Part], owner: tuple[
     own, remote = dict[int, Part](), list[Part]()
     for number, part in parts.items():
         before, after = split_part(part, block.num_own(ntype))
-        own |= {number: before} if before else {}
-        remote += [after] if after else []
+        if before is not None:
+            own[number] = before
+        if after is not None:
+            remote.append(after)
     sums = sum_parts(_flat(remote, form.shape, like.dtype), block.remote[ntype].total,
                      form.shape.numel(), like)
     return layer.session.exchange.begin_sum(sums, block, ntype), own
