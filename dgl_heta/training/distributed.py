@@ -78,7 +78,7 @@ class DistributedModel(nn.Module):
             self.proof = self.proved_by(part, wrapper)
         self._backward, self._hooks = BackwardEnd(), list[Any]()
         self._runs: set[Path] = set()
-        self._before: list[Tensor | None] | None = None
+        self._before: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._given: list[nn.Parameter] = []
         self._backward.actions.append(self._averaged)
 
@@ -248,8 +248,8 @@ class DistributedModel(nn.Module):
             # None, not zeros: whether a worker has a gradient tells who alone has a parameter
             # (`comm/gradient_average.py`). What earlier passes have left is averaged already; it is
             # added again afterwards.
-            self._before = [p.grad for p in self.module.parameters()]
-            for parameter in self.module.parameters():
+            self._before = [(p, p.grad) for p in self.module.parameters()]
+            for parameter, _ in self._before:
                 parameter.grad = None
             self._backward.under_way()
 
@@ -267,7 +267,7 @@ class DistributedModel(nn.Module):
         taken = any(parameter.grad is None for parameter in given)
         if not taken:
             self.wrapped.after_backward()
-        for parameter, grad in zip(self.module.parameters(), before or ()):
+        for parameter, grad in before or ():
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad
         if taken:

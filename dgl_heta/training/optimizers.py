@@ -48,8 +48,14 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings
     if inspect.signature(kind.step).parameters["closure"].default is inspect.Parameter.empty:
         raise InputError(f"train.optimizer = {train.optimizer} cannot be used: "
                          + _REFUSED["LBFGS"])
-    arguments = {"lr": train.lr}
-    if "weight_decay" in inspect.signature(kind).parameters:
+    arguments: dict[str, Any] = {"lr": train.lr}
+    takes = inspect.signature(kind).parameters
+    # All parameters in a few calls, as torch itself does on GPUs alone: with weights for each
+    # relation calls take more than numbers do. To the last bit the same in Adam, AdamW and SGD.
+    if "foreach" in takes and not train.optimizer_options.keys() & {
+            "foreach", "fused", "differentiable"}:
+        arguments["foreach"] = True
+    if "weight_decay" in takes:
         arguments["weight_decay"] = train.weight_decay
     elif train.weight_decay:
         raise InputError(f"train.optimizer = {train.optimizer} has no weight decay; leave "

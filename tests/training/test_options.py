@@ -183,6 +183,23 @@ def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(tmp_path:
         assert torch.equal(table, copy), name
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_parameters_updated_together_are_as_one_by_one_to_the_last_bit(name: str) -> None:
+    found = []
+    for options in ({}, {"foreach": False}):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(5, width)) for width in (1, 3, 8)]
+        optimizer = optimizers.make_optimizer(
+            params, settings(optimizer=name, optimizer_options=options, weight_decay=0.1).train)
+        assert optimizer.defaults["foreach"] == (not options)
+        for step in range(4):
+            for number, param in enumerate(params):
+                param.grad = torch.randn(param.shape) if (step, number) != (2, 1) else None
+            optimizer.step()
+        found.append([param.detach() for param in params])
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize(("train", "message"), [
     ({"optimizer": "LBFGS"}, "LBFGS cannot be used: it computes the loss several times"),
     ({"optimizer": "SparseAdam"}, "train.sparse_lr"),
