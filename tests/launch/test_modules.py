@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 SHOW = """
@@ -37,10 +38,11 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def python(directory: Path, *words: str, interpreter: str = sys.executable
+           ) -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parents[2]
     return subprocess.run(
-        [sys.executable, *words], cwd=directory, capture_output=True, text=True, check=False,
+        [interpreter, *words], cwd=directory, capture_output=True, text=True, check=False,
         timeout=PATIENCE, env={**os.environ, "PYTHONPATH": os.pathsep.join(
             [str(here), os.environ.get("PYTHONPATH", "")])})
 
@@ -71,7 +73,7 @@ def test_a_module_sees_what_python_itself_would_show_it(package, name):
     ("package.fails", "as it must")])
 def test_what_cannot_be_run_is_one_error(package, name, said):
     (package / "script.py").write_text("")
-    done = python(package, "-m", "dgl_heta", "run", "-m", name)
+    done = python(package, "-m", "dgl_heta", "run", "-m", name, interpreter=warm.with_dgl())
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
