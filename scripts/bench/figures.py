@@ -133,7 +133,11 @@ HETA = (
            (Call("tests.support.exactness", full="--parts 2 3 4", quick="--parts 2", table=True),),
            ("workers", "cases"),
            tuple(Column(k, k) for k in ("logits", "loss", "gradients", "parameters", "features")),
-           says="they are equal."),
+           says="they are equal.",
+           note="In fp64, over models, reducers, self-loop, bases, depths, sampling, kernels, "
+                "metapaths and tasks, six steps of Adam. Gradients that are zero but for rounding "
+                "are compared relative to 1e-6: a softmax does not see what is added to all "
+                "scores. No replication, cuts, trainers and uneven groups are in the tests."),
     Figure("heta-prop2", "Bytes of a step against fanout (Prop. 2)",
            tuple(planned("mag", "0.1", f"--fanouts {f}", full_only=f == "25,20", fanouts=f)
                  for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,
@@ -166,7 +170,8 @@ HETA = (
             Column("features", "causes/features", 1e-6),
             Column("learnable", "causes/learnable", 1e-6),
             Column("partials", "causes/partials", 1e-6),
-            Column("gradients and the rest", "causes/rest", 1e-6)),
+            Column("gradients and the rest", "bytes", 1e-6, without="causes",
+                   but=("gradients", "rest"))),
            only=(("model", ("rgcn",)),), missing=(NOT_SPLIT,), paper_by=("shape", "system"), paper={
                (g, system): {"MB/step": f"{gb:g} GB an epoch"} | (
                    {"fewer bytes, %": fewer} if system == "heta" else {})
@@ -351,7 +356,8 @@ HIFUSE = (
            says="the processor's time is 0.13 (R-GCN on AM) and 0.04 (R-GAT) of the GPU's; HiFuse "
                 "has 43.6 to 73.2 % fewer kernels than PyG.",
            note="`default` is the kernel `merged`. The host works all the time of a step; here the "
-                "GPU waits for it."),
+                "GPU waits for it. On an H200, by an earlier command: "
+                "[gpu-step](../gpu-step.md)."),
     Figure("hifuse-table2", "Shapes", (Call("relational_counts", made=relational_counts),),
            ("graph",), tuple(Column(k, k, digits=0)
                              for k in ("nodes", "edges", "types", "relations")),
@@ -370,7 +376,8 @@ HIFUSE = (
            says="2.38 × PyG on average, up to 3.04; selecting edges on the CPU saves up to 39.8 % "
                 "of kernels, merging up to 46.3 % (Fig. 11).",
            note="PyG's layers are other functions where the formulas differ: RGATConv attends over "
-                "all relations together."),
+                "all relations together. On an H200, by an earlier command: "
+                "[gpu-step](../gpu-step.md)."),
     Figure("hifuse-fig8", "Kernels of a step", (KERNELS,), ("graph", "model", "kernel"),
            (Column("kernels", "step: kernels", digits=0),),
            says="43.6 to 73.2 % fewer than PyG.", note=PRETENDED),

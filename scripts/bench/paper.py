@@ -69,8 +69,10 @@ $ python scripts/bench/paper.py --all --kept --out DIR       # pages of DIR/meas
 Each table and figure of Heta (PVLDB 18(9), 2025, and its technical report), CATGNN and HiFuse by
 its number, as `paper.py` last measured it: ours beside the paper's numbers, median, least and
 largest of the repeats. The papers measured on other machines, at other scales: compare ratios, not
-seconds. `measured` has a JSON file for each command: what it measured, its commit, the machine, and
-what else ran."""
+seconds. `heta-delegated` is the default (`exact`), `heta` is `replica`, `heta-exact` the default
+where rows move; the rest: `compare.py --help`. `measured` has a JSON file for each command: what it
+measured, its commit, the machine, and what else ran. Of those with a `note` the least, the median
+and the largest of repeats are left, taken over all commands that had run the same setting."""
 
 
 class Runner:
@@ -274,7 +276,9 @@ def report(figure: Figure, result: dict[str, Any], picture: str | None = None) -
             + f"{result['repeats']} repeats"
             + ("" if far is None else
                f", at most {far:.0%} apart{' (over 10 %)' * (far > SPREAD)}") + ".")
-    return "\n\n".join(part if part[:1] in "#|`!" else "\n".join(filled(part)) for part in parts)
+    whole = ("#", "|", "!", "```")
+    return "\n\n".join(part if part.startswith(whole) else "\n".join(filled(part))
+                       for part in parts)
 
 
 def filled(text: str, width: int = WIDTH) -> list[str]:
