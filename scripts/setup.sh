@@ -4,7 +4,8 @@
 # everything, and no DGL, which is what the core must run with as well. With --dgl WHEEL, make
 # .venv-dgl24: DGL 2.4.0 from a wheel, which no index has, and its set (constraints-dgl24.txt).
 # PYTHON chooses the interpreter (3.10 to 3.12 with DGL, 3.10 to 3.13 without); VENV another
-# directory.
+# directory. With NO_COMPILE set modules are compiled when they are imported first, which saves a
+# third of the time where the environment is removed again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,7 +48,7 @@ fi
 
 echo "Setting up $venv with $("$python" --version) (a few minutes, about 5 GB) …" >&2
 [[ -x "$venv/bin/python" ]] && supported "$venv/bin/python" || "$python" -m venv --clear "$venv"
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check ${NO_COMPILE:+--no-compile})
 "${pip[@]}" --upgrade "pip>=23" "setuptools>=77" wheel
 for plugin in plugins/*/pyproject.toml; do  # with what they need, and what their tests need
     extra=""; grep -q '^test = ' "$plugin" && extra="[test]"

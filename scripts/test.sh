@@ -108,6 +108,7 @@ with_other_dgl=(
 newest_chosen=(-m "not thorough and (not slow or releases)" --ignore plugins/catgnn)
 [[ -z "$all" ]] || newest_chosen=(-m "")
 
+[[ -z "$discard" ]] || export NO_COMPILE=1
 ./scripts/setup.sh
 bin="${VENV:-.venv}/bin"
 "$bin/ruff" check .

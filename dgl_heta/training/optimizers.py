@@ -31,6 +31,9 @@ _REFUSED = {
     "SequentialLR": "it is made of other schedules, and train.schedule is one",
     "ChainedScheduler": "it is made of other schedules, and train.schedule is one",
 }
+TOGETHER = ("Adam", "AdamW", "SGD")
+"""Those that update all parameters in a few calls, which is the same to the last bit; in torch 2.2
+ASGD then has another formula."""
 _Option = bool | int | float | str | Sequence[float]
 
 
@@ -50,9 +53,9 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings
                          + _REFUSED["LBFGS"])
     arguments: dict[str, Any] = {"lr": train.lr}
     takes = inspect.signature(kind).parameters
-    # All parameters in a few calls, as torch itself does on GPUs alone: with weights for each
-    # relation calls take more than numbers do. To the last bit the same in Adam, AdamW and SGD.
-    if "foreach" in takes and not train.optimizer_options.keys() & {
+    # torch does so by itself on GPUs alone. With weights for each relation, on a CPU too, calling
+    # an operator takes longer than what it computes.
+    if kind.__name__ in TOGETHER and not train.optimizer_options.keys() & {
             "foreach", "fused", "differentiable"}:
         arguments["foreach"] = True
     if "weight_decay" in takes:

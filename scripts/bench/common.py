@@ -290,7 +290,6 @@ class Column:
     digits : after the point.
     share : whether they are percent of all numbers beside them.
     per : a field that they are divided by.
-    without : one whose numbers are taken off, those of `but` aside: what is left of a whole.
     """
 
     name: str
@@ -299,8 +298,6 @@ class Column:
     digits: int = 2
     share: bool = False
     per: str | None = None
-    without: str | None = None
-    but: tuple[str, ...] = ()
 
     def of(self, row: dict[str, Any]) -> list[float]:
         """The numbers of a row, in the column's unit; none where it has none."""
@@ -310,8 +307,6 @@ class Column:
         if isinstance(found, str):  # of a table that was printed
             match = re.match(r"[+−-]?[\d,]*\.?\d+(e-?\d+)?", found)
             found = float(match[0].replace(",", "").replace("−", "-")) if match else None
-        if self.without and found is not None:
-            found -= sum(n for name, n in row.get(self.without, {}).items() if name not in self.but)
         whole = 1.0
         if self.share:
             whole = sum(row[self.field.split("/")[0]].values()) / 100

@@ -70,9 +70,10 @@ Each table and figure of Heta (PVLDB 18(9), 2025, and its technical report), CAT
 its number, as `paper.py` last measured it: ours beside the paper's numbers, median, least and
 largest of the repeats. The papers measured on other machines, at other scales: compare ratios, not
 seconds. `heta-delegated` is the default (`exact`), `heta` is `replica`, `heta-exact` the default
-where rows move; the rest: `compare.py --help`. `measured` has a JSON file for each command: what it
-measured, its commit, the machine, and what else ran. Of those with a `note` the least, the median
-and the largest of repeats are left, taken over all commands that had run the same setting."""
+with `partition.shared=rows`; the rest: `compare.py --help`. `measured` has a JSON file for each
+command: what it measured, its commit, the machine, and what else ran. Of those with a `note` the
+least, the median and the largest of repeats are left, taken over all commands that had run the same
+setting."""
 
 
 class Runner:

@@ -183,15 +183,18 @@ def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(tmp_path:
         assert torch.equal(table, copy), name
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
-def test_parameters_updated_together_are_as_one_by_one_to_the_last_bit(name: str) -> None:
+@pytest.mark.parametrize(("name", "more"), [
+    ("Adam", {}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("SGD", {"momentum": 0.9})])
+def test_parameters_updated_together_are_as_one_by_one_to_the_last_bit(
+        name: str, more: dict[str, Any]) -> None:
+    assert name in optimizers.TOGETHER
     found = []
-    for options in ({}, {"foreach": False}):
+    for options in (more, {**more, "foreach": False}):
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(5, width)) for width in (1, 3, 8)]
         optimizer = optimizers.make_optimizer(
             params, settings(optimizer=name, optimizer_options=options, weight_decay=0.1).train)
-        assert optimizer.defaults["foreach"] == (not options)
+        assert optimizer.defaults["foreach"] == ("foreach" not in options)
         for step in range(4):
             for number, param in enumerate(params):
                 param.grad = torch.randn(param.shape) if (step, number) != (2, 1) else None
