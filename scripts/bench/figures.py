@@ -174,7 +174,8 @@ HETA = (
             Column("gradients", "causes/gradients", 1e-6),
             Column("the rest", "causes/rest", 1e-6)),
            only=(("model", ("rgcn",)),), missing=(NOT_SPLIT,), paper_by=("shape", "system"),
-           note="DistDGL's and GraphLearn's gradients are in the rest.", paper={
+           note="DistDGL's and GraphLearn's gradients are in the rest. With correlated degrees one "
+                "epoch is counted, in which `heta` also sends the first value of each row.", paper={
                (g, system): {"MB/step": f"{gb:g} GB an epoch"} | (
                    {"fewer bytes, %": fewer} if system == "heta" else {})
                for g, of, fewer in (
