@@ -39,6 +39,7 @@ REAL = {"debian": "the plugin dgl-heta-datasets",
 SPLIT = [graph for graph in REAL if graph != "git:."]
 NOT_SPLIT = ("this repository's history: METIS leaves a part without a node of some type, which "
              "partition_graph of DGL 2.1.0 cannot write")
+BY_HAND = " On an H200, by an earlier command: [gpu-step](../gpu-step.md)."
 NOT_HERE = "the paper's 16 graphs are not on disk: dgl.data and ogb download them"
 
 
@@ -136,9 +137,7 @@ HETA = (
            says="they are equal.",
            note="In fp64, over models, reducers, self-loop, bases, depths, sampling, kernels, "
                 "metapaths and tasks, six steps of Adam. Gradients that are zero but for rounding "
-                "are compared relative to 1e-6: a softmax does not see what is added to all "
-                "scores. Modes (`replication = none`, cuts, several trainers, uneven groups) are "
-                "compared in tests."),
+                "are compared relative to 1e-6. Other modes (no replication, trainers): in tests."),
     Figure("heta-prop2", "Bytes of a step against fanout (Prop. 2)",
            tuple(planned("mag", "0.1", f"--fanouts {f}", full_only=f == "25,20", fanouts=f)
                  for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,
@@ -360,8 +359,7 @@ HIFUSE = (
            says="the processor's time is 0.13 (R-GCN on AM) and 0.04 (R-GAT) of the GPU's; HiFuse "
                 "has 43.6 to 73.2 % fewer kernels than PyG.",
            note="`default` is the kernel `merged`. The host works all the time of a step; here the "
-                "GPU waits for it. On an H200, by an earlier command: "
-                "[gpu-step](../gpu-step.md)."),
+                "GPU waits for it." + BY_HAND),
     Figure("hifuse-table2", "Shapes", (Call("relational_counts", made=relational_counts),),
            ("graph",), tuple(Column(k, k, digits=0)
                              for k in ("nodes", "edges", "types", "relations")),
@@ -380,8 +378,7 @@ HIFUSE = (
            says="2.38 × PyG on average, up to 3.04; selecting edges on the CPU saves up to 39.8 % "
                 "of kernels, merging up to 46.3 % (Fig. 11).",
            note="PyG's layers are other functions where the formulas differ: RGATConv attends over "
-                "all relations together. On an H200, by an earlier command: "
-                "[gpu-step](../gpu-step.md)."),
+                "all relations together." + BY_HAND),
     Figure("hifuse-fig8", "Kernels of a step", (KERNELS,), ("graph", "model", "kernel"),
            (Column("kernels", "step: kernels", digits=0),),
            says="43.6 to 73.2 % fewer than PyG.", note=PRETENDED),
