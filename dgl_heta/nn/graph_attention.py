@@ -138,7 +138,6 @@ def _passes(shared: bool, heads: int) -> tuple[Callable[..., None], Callable[...
             low, high = indptr[row], indptr[row + 1]
             for edge in range(low, high):
                 prefetch(source, indices, edge)
-                prefetch(to_source, indices, edge)
                 other = indices[edge]
                 for head in range(heads):
                     scores[edge - low, head] = dot(grad[row, head],
@@ -154,6 +153,8 @@ def _passes(shared: bool, heads: int) -> tuple[Callable[..., None], Callable[...
                     scores[edge - low, head] = to_score
                     to_own[row, head] += to_score
             for edge in range(low, high):
+                # Not with the rows above: too much would be asked for at once.
+                prefetch(to_source, indices, edge)
                 at, other = edge - low, indices[edge]
                 if shared:
                     for k in range(width):
