@@ -309,7 +309,7 @@ class Column:
             found = float(match[0].replace(",", "").replace("−", "-")) if match else None
         whole = 1.0
         if self.share:
-            whole = sum(row[self.field.split("/")[0]].values()) / 100
+            whole = sum(row.get(self.field.split("/")[0], {}).values()) / 100
         if self.per:
             whole = row[self.per]
         return [x * self.unit / whole for x in (found if isinstance(found, list) else [found])

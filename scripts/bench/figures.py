@@ -87,9 +87,9 @@ def planned(graph: str, scale: str, more: str, full_only: bool = False, **labels
         full_only=full_only)
 
 
-def planned_real(graph: str, more: str) -> Call:
+def planned_real(graph: str) -> Call:
     """The same of a real one."""
-    return Call("dgl-heta", f"plan {graph} --compare {more}", read=rows_of("methods"),
+    return Call("dgl-heta", f"plan {graph} --compare --fanouts 10,5", read=rows_of("methods"),
                 labels=(("graph", graph),), get=REAL[graph])
 
 
@@ -135,9 +135,8 @@ HETA = (
            ("workers", "cases"),
            tuple(Column(k, k) for k in ("logits", "loss", "gradients", "parameters", "features")),
            says="they are equal.",
-           note="In fp64, over models, reducers, self-loop, bases, depths, sampling, kernels, "
-                "metapaths and tasks, six steps of Adam. Gradients that are zero but for rounding "
-                "are compared relative to 1e-6. Other modes (no replication, trainers): in tests."),
+           note="In fp64, six steps of Adam. Gradients that are zero but for rounding are compared "
+                "relative to 1e-6. Other modes (no replication, trainers): in tests."),
     Figure("heta-prop2", "Bytes of a step against fanout (Prop. 2)",
            tuple(planned("mag", "0.1", f"--fanouts {f}", full_only=f == "25,20", fanouts=f)
                  for f in ("10,5", "25,20", "40,40")), ("graph", "fanouts", "name"), PLANNED,
@@ -147,7 +146,7 @@ HETA = (
                       correlation=d)
               for g, s in (("mag", "0.05"), ("freebase", "0.02")) for c in ("0", "0.5", "0.95")
               for d in ("0", "0.9")),
-            *(planned_real(g, "--fanouts 10,5") for g in REAL)),
+            *map(planned_real, REAL)),
            ("graph", "cohesion", "correlation", "name"),
            (Column("boundary nodes", "boundary_nodes", digits=0),
             Column("cut edges", "cut_edges", digits=0), STEP_BYTES),
@@ -190,7 +189,8 @@ HETA = (
                ("mag240m", "random", 14040, 917.3), ("mag240m", "metis", 25920, 847.7),
                ("mag240m", "meta", 1236, 406.3), ("igb-het", "random", 1131, 253.0),
                ("igb-het", "metis", 3014, 261.9), ("igb-het", "meta", 549, 132.8))},
-           note="ogbn-mag at full size from files: `partition.py`.", missing=(GRAPHLEARN,)),
+           note="Scales: distdgl.md. ogbn-mag at full size from files: `partition.py`.",
+           missing=(GRAPHLEARN,)),
     Figure("heta-table4", "What two machines hold, GB",
            (Call("stored", made=stored), replace(PARTS, read=on_disk)), ("shape", "strategy"),
            tuple(Column(k, k, 1e-9) for k in ("total", "topology", "features", "learnable")),
@@ -206,15 +206,15 @@ HETA = (
                                   (329.89,))}.items()
                   for strategy, (total, *of) in zip(("MP (2-hop)", "MP (3-hop)", "metis, on disk",
                                                      "random, on disk"), rows)},
-           note="MP at full size, as plans predict it; learnable features, with two moments of "
-                "Adam, are not in the total, as in the paper. Parts on disk are at the scale of "
-                "heta-table3's command.", missing=(GRAPHLEARN,)),
+           note="MP at full size, whole sub-metatrees, as planned; learnable features are not in "
+                "the total, as in the paper. Parts on disk are of the scales of distdgl.md.",
+           missing=(GRAPHLEARN,)),
     Figure("heta-fig8", "What a miss costs, by node type (§6)",
            (Call("cache.py", "--policies miss_penalty --capacities 0.25 --graph donor "
                  "--graph synthetic-mag:scale=0.05", "--reads direct --rounds 3"),),
            ("graph", "type"), (Column("ns per byte", "penalty", 1e9, 2),),
            says="narrow features have larger ratios, and learnable ones larger than static ones.",
-           note="From disk and memory here; on a GPU over PCIe there."),
+           note="From disk and memory here; on a GPU over PCIe there. 0: no longer than a hit."),
     Figure("heta-fig9", "Epoch times, METIS ÷ each system",
            (*AT_CUTS, *ATTENTION, *ON_REAL, *ON_GRAPHLEARN,
             beside("metis random metis+cache heta heta-shared heta-exact", "mag freebase"),
@@ -224,10 +224,10 @@ HETA = (
            says="1.9 to 5.3 × over DGL, 1.5 to 4.4 × over GraphLearn; 2.8, 2.6 and 2.4 on average "
                 "for R-GCN, R-GAT and HGT; up to 3.1 over METIS, 2.6 over it with a cache.",
            missing=(NOT_SPLIT,)),
-    Figure("heta-fig10", "Stages of R-GCN in shares of a step",
-           (*AT_CUTS, SHARED), ("shape", "system"), STAGES, stacked=True,
+    Figure("heta-fig10", "Stages in shares of a step",
+           (*AT_CUTS, *ATTENTION, SHARED), ("shape", "model", "system"), STAGES, stacked=True,
            only=(("system", ("metis", "heta-delegated")), ("cohesion", ("0.0",))),
-           says="sampling, features and updates shrink; forward grows slightly."),
+           says="of R-GCN sampling, features and updates shrink; forward grows slightly."),
     Figure("heta-fig11", "A cache against none, R-GCN",
            (Call("cache.py", "--policies hotness miss_penalty --capacities 0.25 1.0",
                  "--reads direct --rounds 3", ""),),
@@ -244,14 +244,13 @@ HETA = (
            tuple(replace(beside("metis heta-delegated", "donor mag", "rgat",
                                 f"--hosts {h} --global-batch 1024",
                                 small="donor" if h in (2, 4) else ""),
-                         labels=(("cores of a host", f"{min(1, 2 / h):g}"),))
-                 for h in (2, 3, 4, 8)),
+                         labels=(("cores of a host", f"{min(1, 2 / h):.2g}"),))
+                 for h in (2, 3, 4)),
            ("shape", "hosts", "cores of a host", "system"), (SECONDS, FASTER, BYTES),
            says="Heta speeds up to 4 machines; DGL-Opt and GraphLearn slow down from 3 to 4.",
-           note="Hosts are emulated on two cores, which more than two hosts share; the batch over "
-                "all of them is 1,024, so an epoch has as many steps at any number.",
-           missing=("one machine: DistDGL has nothing to move there (training.py --workers 1)",
-                    GRAPHLEARN)),
+           note="Hosts are emulated on two cores; the batch over all of them is 1,024, so an epoch "
+                "has as many steps at any number.",
+           missing=("1 (beside.py); 8, where `mag` has groups that delegate nothing", GRAPHLEARN)),
     Figure("heta-fig14", "RAF without duplication of relations, and meta-partitioning",
            (*ALONE, *(beside("metis relation-random heta", g) for g in SPLIT)),
            ("shape", "system"), (FASTER, SECONDS, BYTES),
@@ -312,8 +311,7 @@ CATGNN = (
            says="904 → 411 (Citeseer) to 33,256 → 6,345 (Yelp); 24,544 → 250 on OGB-Arxiv.",
            missing=(NOT_HERE,)),
     Figure("catgnn-table3", "Data sets", missing=(
-        f"{NOT_HERE}. Figures are of planted communities, R-MAT, a grid, and the real graphs "
-        "debian and git",)),
+        f"{NOT_HERE}. Factors are of made graphs, debian and git, accuracy of two of them",)),
     Figure("catgnn-fig6", "Replication factors beside four streams and METIS",
            (Call("replication.py", "", "--graphs communities,rmat,grid,debian,git:.",
                  "--graphs communities,grid"),), ("graph", "parts"),
@@ -323,7 +321,9 @@ CATGNN = (
            missing=(NOT_HERE,)),
     *(Figure(f"catgnn-{name}", title,
              (Call("averaging.py", f"--tables {table}", "--graphs communities:nodes=4000 debian",
-                   ""),), by, columns, says=says, missing=(NOT_HERE,))
+                   ""),), by, columns, says=says, missing=(NOT_HERE,),
+             note=f"Here {60 if table == 'sync' else 30} epochs, "
+             + ("256 nodes a step." if table == "curves" else "full-batch."))
       for name, title, table, by, columns, says in (
           ("fig2", "Torn neighbour lists and hops of neighbours (Fig. 2, 12)", "hops",
            ("graph", "parts", "hops"),

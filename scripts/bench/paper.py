@@ -55,7 +55,7 @@ from paper_sources import GPU_SCRIPT, Call, Figure, Rows, of_gpu, printed
 from dgl_heta.system.atomic_files import write_atomic
 
 BENCH = Path(__file__).resolve().parent
-NOT_YET = "which were not measured yet"
+NOT_YET = "it was not measured yet"
 SPREAD = 0.1  # of repeats of one setting, at most
 WIDTH = 110  # of lines of a page but for tables
 INDEX = """# The papers' tables and figures, one by one
@@ -70,10 +70,11 @@ Each table and figure of Heta (PVLDB 18(9), 2025, and its technical report), CAT
 its number, as `paper.py` last measured it: ours beside the paper's numbers, median, least and
 largest of the repeats. The papers measured on other machines, at other scales: compare ratios, not
 seconds. `heta-delegated` is the default (`exact`), `heta` is `replica`, `heta-exact` the default
-with `partition.shared=rows`; the rest: `compare.py --help`. `measured` has a JSON file for each
-command: what it measured, its commit, the machine, and what else ran. Of those with a `note` the
-least, the median and the largest of repeats are left, taken over all commands that had run the same
-setting."""
+with `partition.shared=rows`; the rest: `compare.py --help`. Where `compare.py` is given no scale,
+synthetic graphs have those of distdgl.md's table. `measured` has a JSON file for each command: what
+it measured, its commit, the machine, and what else ran. Those with a `note` were made again from
+the pages of a commit: they have rounded numbers, and of repeats the least, the median and the
+largest, taken over all commands that had run the same setting by then."""
 
 
 class Runner:
@@ -177,11 +178,20 @@ class Runner:
         return run_child([sys.executable, "-m", program, *rest], what, json_wanted=False).text
 
 
+def each_once(figure: Figure, rows: Rows) -> Rows:
+    """Without the rows that several files have of one run, as those of pages do (INDEX)."""
+    kept: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        key = json.dumps([[row.get(k) for k in figure.by], row.get("seconds", row)])
+        kept[key] = {**kept.get(key, {}), **row}
+    return list(kept.values())
+
+
 def gathered(figure: Figure, rows: Rows) -> Rows:
     """A row for each setting: its labels, and for each column our numbers and the paper's."""
     taken = [row for row in rows if all(str(row.get(k)) in of for k, of in figure.only)]
     made = []
-    for key, ours in grouped(taken, figure.by, figure.columns).items():
+    for key, ours in grouped(each_once(figure, taken), figure.by, figure.columns).items():
         if not any(ours.values()):
             continue  # rows of another kind
         labels = dict(zip(figure.by, key))
@@ -216,7 +226,6 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
     missing = list(figure.missing)
     rows: Rows = []
     measured: list[dict[str, Any]] = []
-    left = 0
     for call in runner.calls(figure):
         try:
             found = runner.measured(call)
@@ -225,15 +234,10 @@ def make(figure: Figure, runner: Runner, args: argparse.Namespace) -> dict[str, 
         except SystemExit as error:
             if not isinstance(error.code, str):  # of a signal
                 raise
-            if error.code == NOT_YET:
-                left += 1
-                continue
             why = str(error).strip().splitlines() or ["it failed"]
             told = next((line for line in reversed(why) if "rror:" in line), why[-1])
             missing.append(f"`{runner.shown(call)}`: {told[:300]}"
                            + (f". To get it: {call.get}" if call.get else ""))
-    if left:
-        missing.append(f"{left} of {len(runner.calls(figure))} commands, {NOT_YET}")
     missing += [f"{row['name']}: {row['missing']}" for row in rows if row.get("missing")]
     shown = gathered(figure, rows)
     curves = [c for row in rows for c in (figure.curve(row) if figure.curve else ())]

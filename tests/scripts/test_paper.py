@@ -83,15 +83,17 @@ def test_a_run_that_ended_early_goes_on_where_it_was(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         said.append("measured before, at commit" in done.stderr)
     assert said == [False, True, False, True]
-    first, second = ((tmp_path / f"heta-{name}.md").read_text() for name in ("example", "fig4"))
+    first, second = (" ".join((tmp_path / f"heta-{name}.md").read_text().split())
+                     for name in ("example", "fig4"))
     assert "DistDGL METIS" in first
     assert "not measured" not in first
-    assert "1 of 1 commands, which were not measured yet" in second
+    assert "--cohesion 0 0.5 0.95 --shapes mag --models rgcn" in second
+    assert "it was not measured yet" in second
     (kept,) = (tmp_path / "measured").iterdir()
     kept.write_text(json.dumps({"failed": "RuntimeError: of mine"}))
     shown = paper("--quick", "--kept", "heta-example", "--out", tmp_path).stdout
     assert "RuntimeError: of mine" in shown
-    assert "which were not measured yet" not in shown
+    assert "it was not measured yet" not in shown
     assert "DistDGL METIS" in paper("--quick", "heta-example", "--out", tmp_path).stdout
     refused = paper("heta-example", "--kept", "--again", "--out", tmp_path)
     assert "--again: not allowed with" in refused.stderr
