@@ -32,7 +32,6 @@ def run(
     Without settings that select something, and with partitions of DGL's own, it runs as by
     python.
     """
-    from dgl_heta.distdgl.running import run_module, run_script
+    from dgl_heta.distdgl.running import run_program
 
-    (run_module if module else run_script)(script, arguments or [], source.config,
-                                           source.overrides, overwrite)
+    run_program(script, arguments or [], source.config, source.overrides, module, overwrite)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,25 +21,6 @@ from dgl_heta.comm.machines import join_machine
 from dgl_heta.distdgl.watchdog import watchdog
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.planning.plan import Plan
-
-
-@dataclass
-class Agreements:
-    """Facts that the group's trainers have told each other in this epoch, so as to ask once.
-
-    Attributes
-    ----------
-    answers : question → whether it holds on all trainers.
-    shapes : module, layer and dtype → what is known of the rows that it merges.
-    """
-
-    answers: dict[Any, bool] = field(default_factory=dict)
-    shapes: dict[Any, Any] = field(default_factory=dict)
-
-    def forget(self) -> None:
-        """Forget all of it: an epoch begins on all trainers."""
-        self.answers.clear()
-        self.shapes.clear()
 
 
 class Groups:
@@ -60,7 +40,8 @@ class Groups:
     trainers : for each machine the ranks of its trainers.
     members : partitions of this trainer's group, in the order of its ranks.
     sampling : process groups for passes over data loaders.
-    agreed : what the group has agreed on.
+    agreed : facts that the group's trainers have told each other in this epoch, so as to ask once:
+        question → answer. It is cleared where an epoch begins, on all trainers.
     """
 
     def __init__(self, part: int, timeout_s: float, wire: torch.dtype | None = None) -> None:
@@ -71,7 +52,7 @@ class Groups:
         self.members: tuple[int, ...] = (part,)
         self._every_group: list[list[int]] = []
         self.sampling = SamplingGroups(self.new_group)
-        self.agreed = Agreements()
+        self.agreed: dict[Any, Any] = {}
 
     def form(self, plan: Plan, by_machine: bool) -> None:
         """Form the world, and this trainer's group as the plan has them; all trainers call it.
@@ -144,18 +125,17 @@ class Groups:
         """
         if self.group.size == 1:
             return holds
-        answers = self.agreed.answers
-        if question not in answers:
+        if question not in self.agreed:
             answer = self.group.all_reduce(torch.tensor([int(holds)]), "min", "control")
-            answers[question] = bool(answer)
-        return answers[question]
+            self.agreed[question] = bool(answer)
+        return bool(self.agreed[question])
 
     @contextmanager
     def replaced(self, world: Comm, group: Comm) -> Iterator[None]:
         """Let other communicators be the world and the group while the body runs, without what was
         agreed on: a replay computes with other dtypes and batches."""
         before = self.world, self.group, self.agreed
-        self.world, self.group, self.agreed = world, group, Agreements()
+        self.world, self.group, self.agreed = world, group, {}
         try:
             yield
         finally:

@@ -16,53 +16,35 @@ from dgl_heta.distdgl.activate import enable
 from dgl_heta.errors import HetaError, InputError
 
 
-def run_script(script: str, arguments: Sequence[str], config: Path | None,
-               overrides: Iterable[str], overwrite: bool = False) -> None:
-    """Run a script as `python script.py ARGS` would, with dgl-heta enabled.
+def run_program(name: str, arguments: Sequence[str], config: Path | None,
+                overrides: Iterable[str], module: bool = False, overwrite: bool = False) -> None:
+    """Run `python NAME ARGS`, or `python -m NAME ARGS` of a `module`, with dgl-heta enabled.
 
     `overwrite` says whether it may replace partitions of dgl-heta that were there before it.
 
     Raises
     ------
     InputError
-        No such script, or as :func:`~dgl_heta.distdgl.activate.enable`.
+        No such script or module, or as :func:`~dgl_heta.distdgl.activate.enable`.
     HetaError
         It failed.
     """
-    path = Path(script)
-    if not path.is_file():
-        raise InputError(f"there is no script {script}")
-    _enable(config, overrides, overwrite)
-    sys.path[0] = str(path.resolve().parent)  # as Python does; it was the command's own
-    _run(script, arguments, lambda: runpy.run_path(script, run_name="__main__"))
-
-
-def run_module(name: str, arguments: Sequence[str], config: Path | None,
-               overrides: Iterable[str], overwrite: bool = False) -> None:
-    """Run a module as `python -m name ARGS` would, with dgl-heta enabled.
-
-    `overwrite` is as for :func:`run_script`.
-
-    Raises
-    ------
-    InputError
-        No such module, or as :func:`~dgl_heta.distdgl.activate.enable`.
-    HetaError
-        It failed.
-    """
-    sys.path[0] = str(Path.cwd())
-    package = name.partition(".")[0]
-    if not package or importlib.util.find_spec(package) is None:  # imports nothing
-        raise _no_module(name)
-    _enable(config, overrides, overwrite)
-    _run(name, arguments, lambda: _start(name))
-
-
-def _enable(config: Path | None, overrides: Iterable[str], overwrite: bool) -> None:
+    path = Path(name)
+    if module:
+        sys.path[0] = str(Path.cwd())
+        package = name.partition(".")[0]
+        if not package or importlib.util.find_spec(package) is None:  # imports nothing
+            raise _no_module(name)
+    elif not path.is_file():
+        raise InputError(f"there is no script {name}")
     enable(config, settings=overrides)
     from dgl_heta.distdgl.graph.partitions import keep_earlier
 
     keep_earlier(not overwrite)
+    if not module:
+        sys.path[0] = str(path.resolve().parent)  # as Python does; it was the command's own
+    _run(name, arguments, (lambda: _start(name)) if module else (
+        lambda: runpy.run_path(name, run_name="__main__")))
 
 
 def _start(name: str) -> None:

@@ -277,7 +277,7 @@ class Session:
         """Look at no batch any longer, and leave the process as it was before the session."""
         self.scope.end()
         use_kernel(self._kernel_before)
-        self.groups.agreed.forget()
+        self.groups.agreed.clear()
 
 
 def _check_settings(settings: Settings) -> None:

@@ -107,20 +107,10 @@ def gather_to(array: np.ndarray, ids: np.ndarray, out: np.ndarray, places: np.nd
     _gather_to(as_bits(array), ids, as_bits(out), places)
 
 
-def scatter_from(arena: np.ndarray, places: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """`out[rows[i]] = arena[places[i]: places[i] + width]`, all of bytes."""
-    _scatter_from(arena, places, rows, out)
-
-
 def filled_rows(rows: np.ndarray) -> np.ndarray:
     """The positions of rows (n, width), of floating-point numbers, that are not all zeros."""
     bits = np.ascontiguousarray(rows).view(f"u{rows.dtype.itemsize}")
     return np.flatnonzero(_filled(bits))
-
-
-def count_ids(counts: np.ndarray, ids: np.ndarray) -> None:
-    """Add one to `counts` (int64) for each of `ids`."""
-    _count_ids(counts, ids)
 
 
 def check_ids(ids: np.ndarray, rows: int) -> None:
@@ -220,7 +210,8 @@ def _gather_to(array, ids, out, places):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
+def scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
+    """`out[rows[i]] = arena[places[i]: places[i] + width]`, all of bytes."""
     width = out.shape[1]
     for i in range(len(rows)):
         source, target = places[i], out[rows[i]]
@@ -229,7 +220,8 @@ def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
+def count_ids(counts, ids):  # type: ignore[no-untyped-def]
+    """Add one to `counts` (int64) for each of `ids`."""
     for i in range(len(ids)):
         prefetch(counts, ids, i)
         counts[ids[i]] += 1

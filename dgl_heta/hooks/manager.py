@@ -24,40 +24,24 @@ from dgl_heta.settings import Settings, read_section, section_name
 from dgl_heta.system.memory import no_memory
 
 ENTRY_POINT_GROUP = "dgl_heta"
-KINDS = {
-    "partition backend": "dgl_heta_partition_backends",
-    "cutter": "dgl_heta_cutters",
-    "module wrapper": "dgl_heta_module_wrappers",
-    "cache policy": "dgl_heta_cache_policies",
-    "aggregation kernel": "dgl_heta_kernels",
-    "batch source": "dgl_heta_batch_sources",
-    "logger": "dgl_heta_loggers",
-    "dataset": "dgl_heta_datasets",
-    "reader": "dgl_heta_readers",
-    "model": "dgl_heta_models",
-    "patches": "dgl_heta_patches",
-    "model inputs": "dgl_heta_model_inputs",
-    "program": "dgl_heta_programs",
-    "command": "dgl_heta_commands",
-    "settings": "dgl_heta_settings",
+KINDS: dict[str, tuple[str, type]] = {
+    "partition backend": ("dgl_heta_partition_backends", protocols.PartitionBackend),
+    "cutter": ("dgl_heta_cutters", protocols.Cutter),
+    "module wrapper": ("dgl_heta_module_wrappers", protocols.ModuleWrapper),
+    "cache policy": ("dgl_heta_cache_policies", protocols.CachePolicy),
+    "aggregation kernel": ("dgl_heta_kernels", Kernel),
+    "batch source": ("dgl_heta_batch_sources", protocols.BatchSource),
+    "logger": ("dgl_heta_loggers", protocols.Logger),
+    "dataset": ("dgl_heta_datasets", protocols.Dataset),
+    "reader": ("dgl_heta_readers", protocols.Reader),
+    "model": ("dgl_heta_models", protocols.ModelProvider),
+    "patches": ("dgl_heta_patches", protocols.Patches),
+    "model inputs": ("dgl_heta_model_inputs", protocols.ModelInputs),
+    "program": ("dgl_heta_programs", protocols.Program),
+    "command": ("dgl_heta_commands", protocols.Command),
+    "settings": ("dgl_heta_settings", protocols.Provider),
 }
-PROTOCOLS: dict[str, type] = {
-    "partition backend": protocols.PartitionBackend,
-    "cutter": protocols.Cutter,
-    "module wrapper": protocols.ModuleWrapper,
-    "cache policy": protocols.CachePolicy,
-    "aggregation kernel": Kernel,
-    "batch source": protocols.BatchSource,
-    "logger": protocols.Logger,
-    "dataset": protocols.Dataset,
-    "reader": protocols.Reader,
-    "model": protocols.ModelProvider,
-    "patches": protocols.Patches,
-    "model inputs": protocols.ModelInputs,
-    "program": protocols.Program,
-    "command": protocols.Command,
-    "settings": protocols.Provider,
-}
+"""Kind → the hook that its providers come from, and their protocol."""
 LISTENERS = ("dgl_heta_run_started", "dgl_heta_epoch_ended", "dgl_heta_run_ended")
 DISTRIBUTION = "dgl-heta"
 """The distribution of the built-ins: `dgl_heta.builtin` is its entry point."""
@@ -121,7 +105,7 @@ class Plugins:
         """
         if kind not in self._known:
             by_name: dict[str, Registered] = {}
-            for implementation in getattr(self.manager.hook, KINDS[kind]).get_hookimpls():
+            for implementation in getattr(self.manager.hook, KINDS[kind][0]).get_hookimpls():
                 source, version = self._origins[implementation.plugin_name]
                 for value in self._call(implementation, kind, f"{source} {version}"):
                     _check_members(value, kind, f"{source} {version}")
@@ -251,24 +235,25 @@ class Plugins:
             self.manager.register(plugin, name=name)
             self.manager.check_pending()
         except pluggy.PluginValidationError as error:
-            known = [*KINDS.values(), *LISTENERS]
+            known = [*(hook for hook, _ in KINDS.values()), *LISTENERS]
             raise InputError(
                 f"plugin {source} {version} does not keep to the hooks of dgl-heta {__version__}: "
                 f"{' '.join(str(error).split())}; hooks: {listing(known)}"
             ) from None
 
     def _call(self, implementation: Any, kind: str, source: str) -> list[Any]:
+        hook, _ = KINDS[kind]
         others = [p for p in self.manager.get_plugins() if p is not implementation.plugin]
         try:
-            (result,) = self.manager.subset_hook_caller(KINDS[kind], others)() or (None,)
+            (result,) = self.manager.subset_hook_caller(hook, others)() or (None,)
         except (Exception, SystemExit) as error:
             if no_memory(error):
                 raise
-            raise InputError(f"plugin {source}: {KINDS[kind]} failed with "
-                             f"{type(error).__name__}: {error}; repair or uninstall it") from error
+            raise InputError(f"plugin {source}: {hook} failed with {type(error).__name__}: "
+                             f"{error}; repair or uninstall it") from error
         if not isinstance(result, list) or not all(_is_named(value) for value in result):
-            raise InputError(f"plugin {source}: {KINDS[kind]} returned {result!r}; it must return "
-                             "a list of providers, each with a name")
+            raise InputError(f"plugin {source}: {hook} returned {result!r}; it must return a list "
+                             "of providers, each with a name")
         return result
 
     def _trace(self) -> None:
@@ -288,7 +273,7 @@ def _entry_points() -> Iterator[tuple[Distribution, EntryPoint]]:
 
 def _check_members(provider: Any, kind: str, source: str) -> None:
     """Raise an :class:`InputError` unless a provider has all members of its protocol."""
-    protocol = PROTOCOLS[kind]
+    _, protocol = KINDS[kind]
     members = {name for base in protocol.__mro__ for name in (
         *vars(base), *inspect.get_annotations(base)) if name == "__call__" or name[0] != "_"}
     for name in sorted(members):

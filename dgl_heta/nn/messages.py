@@ -100,15 +100,18 @@ def check_sources(indices: Tensor, source: Tensor) -> None:
         raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
 
 
-def check_shape(what: str, given: Tensor, wanted: tuple[int, ...]) -> None:
-    """
+def check_shape(what: str, given: Tensor, wanted: tuple[int | str, ...]) -> None:
+    """Check a shape, in which a word stands for any size.
+
     Raises
     ------
     InputError
         Rows or weights have another shape than they should have.
     """
-    if given.shape != wanted:
-        raise InputError(f"the {what} have the shape {tuple(given.shape)}; it should be {wanted}")
+    if given.dim() != len(wanted) or any(
+            isinstance(size, int) and size != got for size, got in zip(wanted, given.shape)):
+        raise InputError(f"the {what} have the shape {tuple(given.shape)}; it should be "
+                         f"({', '.join(map(str, wanted))})")
 
 
 def _check_ends(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> None:
@@ -119,7 +122,8 @@ def _check_ends(indptr: Tensor, indices: Tensor, source: Tensor, destination: Te
     check_shape("destination rows", destination, shape)
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def detached(tensor: Tensor) -> np.ndarray:
+    """Its numbers for a compiled kernel, row after row."""
     array: np.ndarray = tensor.detach().contiguous().numpy()
     return array
 
@@ -145,7 +149,7 @@ class _Pair(torch.autograd.Function):
         ctx.operator, ctx.reading = operator, reading
         out = (source.new_zeros((len(indptr) - 1, other.shape[1], source.shape[2]))
                if operator.sums else source.new_empty((len(indices), other.shape[1])))
-        operator.forward(indptr.numpy(), indices.numpy(), _array(source), _array(other),
+        operator.forward(indptr.numpy(), indices.numpy(), detached(source), detached(other),
                          out.numpy())
         return out
 
@@ -156,8 +160,8 @@ class _Pair(torch.autograd.Function):
         to_source = array_of(ctx.reading, source.shape, source.dtype)
         new = torch.empty if ctx.operator.sums else torch.zeros  # every edge's entry is written
         to_other = new(other.shape, dtype=source.dtype)
-        ctx.operator.backward(indptr.numpy(), indices.numpy(), _array(grad), _array(source),
-                              _array(other), to_source, to_other.numpy())
+        ctx.operator.backward(indptr.numpy(), indices.numpy(), detached(grad), detached(source),
+                              detached(other), to_source, to_other.numpy())
         return None, None, None, None, to_other, None, done(ctx.reading, grad)
 
 
@@ -168,7 +172,7 @@ class _Add(torch.autograd.Function):
         ctx.save_for_backward(indptr, indices)
         ctx.shape, ctx.reading = source.shape, reading
         out = source.new_empty((len(indices), source.shape[1]))
-        _add_forward(indptr.numpy(), indices.numpy(), _array(source), _array(destination),
+        _add_forward(indptr.numpy(), indices.numpy(), detached(source), detached(destination),
                      out.numpy())
         return out
 
@@ -177,7 +181,7 @@ class _Add(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         indptr, indices = ctx.saved_tensors
         to_destination = grad.new_zeros((len(indptr) - 1, grad.shape[1]))
-        _add_backward(indptr.numpy(), indices.numpy(), _array(grad),
+        _add_backward(indptr.numpy(), indices.numpy(), detached(grad),
                       array_of(ctx.reading, ctx.shape, grad.dtype), to_destination.numpy())
         return None, None, None, to_destination, None, done(ctx.reading, grad)
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.errors import InputError
 from dgl_heta.nn.gradient_hub import differentiable_once
+from dgl_heta.nn.messages import check_shape, detached
 from dgl_heta.system.jit import kernel
 
 
@@ -23,7 +23,7 @@ def segment_total(indptr: Tensor, weights: Tensor) -> Tensor:
 
     Raises :class:`InputError` where a shape does not fit.
     """
-    _want("weights", weights, (int(indptr[-1]), "heads"))
+    check_shape("weights of edges", weights, (int(indptr[-1]), "heads"))
     out: Tensor = _Total.apply(indptr, weights)
     return out
 
@@ -33,9 +33,9 @@ def segment_max(indptr: Tensor, scores: Tensor) -> Tensor:
 
     -inf for a row without edges. Raises :class:`InputError` where a shape does not fit.
     """
-    _want("scores", scores, (int(indptr[-1]), "heads"))
+    check_shape("scores of edges", scores, (int(indptr[-1]), "heads"))
     out = scores.new_full((len(indptr) - 1, *scores.shape[1:]), float("-inf"))
-    _max_forward(indptr.numpy(), _array(scores), out.numpy())
+    _max_forward(indptr.numpy(), detached(scores), out.numpy())
     return out
 
 
@@ -44,22 +44,9 @@ def segment_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
 
     Raises :class:`InputError` where a shape does not fit.
     """
-    _want("scores", scores, (int(indptr[-1]), "heads"))
+    check_shape("scores of edges", scores, (int(indptr[-1]), "heads"))
     out: Tensor = _Softmax.apply(indptr, scores)
     return out
-
-
-def _want(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
-    """Compiled kernels do not check bounds: what does not fit is memory of something else."""
-    if tensor.dim() != len(shape) or any(
-            isinstance(size, int) and size != got for size, got in zip(shape, tensor.shape)):
-        raise InputError(f"the {name} of edges have the shape "
-                         f"{tuple(tensor.shape)}; it should be ({', '.join(map(str, shape))})")
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.detach().contiguous().numpy()
-    return array
 
 
 class _Total(torch.autograd.Function):
@@ -67,7 +54,7 @@ class _Total(torch.autograd.Function):
     def forward(ctx: Any, indptr: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(indptr)
         out = weights.new_zeros((len(indptr) - 1, weights.shape[1]))
-        _total_forward(indptr.numpy(), _array(weights), out.numpy())
+        _total_forward(indptr.numpy(), detached(weights), out.numpy())
         return out
 
     @staticmethod
@@ -80,7 +67,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, indptr: Tensor, scores: Tensor) -> Tensor:
         out = torch.empty(scores.shape, dtype=scores.dtype)
-        _softmax_forward(indptr.numpy(), _array(scores), out.numpy())
+        _softmax_forward(indptr.numpy(), detached(scores), out.numpy())
         ctx.save_for_backward(indptr, out)
         return out
 
@@ -89,7 +76,7 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         indptr, out = ctx.saved_tensors
         to_scores = torch.empty_like(out)
-        _softmax_backward(indptr.numpy(), _array(grad), out.numpy(), to_scores.numpy())
+        _softmax_backward(indptr.numpy(), detached(grad), out.numpy(), to_scores.numpy())
         return None, to_scores
 
 

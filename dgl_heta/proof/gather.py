@@ -130,12 +130,9 @@ def merged(pieces: Sequence[np.ndarray]) -> Pairs:
     return dst[kept], src[kept]
 
 
-@dataclass
-class PlainLayer:
-    """One layer as a worker would have it the plain way: per relation CSC over all destination
-    rows, `indptr` and `indices` (int64)."""
-
-    edges: list[tuple[np.ndarray, np.ndarray]]
+PlainLayer = list[tuple[np.ndarray, np.ndarray]]
+"""One layer as a worker would have it the plain way: per relation CSC over all destination rows,
+`indptr` and `indices` (int64)."""
 
 
 def plain_layers(relations: Sequence[Relation], types: Sequence[str],
@@ -173,7 +170,7 @@ def plain_layers(relations: Sequence[Relation], types: Sequence[str],
             low = reached[relation.src]
             reached[relation.src] += len(src)
             edges.append((indptr, places[relation.src][low:low + len(src)]))
-        plain.append(PlainLayer(edges))
+        plain.append(edges)
         ids.append(below)
     return plain[::-1], ids[::-1]
 

@@ -21,6 +21,11 @@ from dgl_heta.settings.fanouts import LARGEST, check_layers, default_fanouts, wr
 from dgl_heta.settings.origins import Origin
 
 
+def by_commas(value: Any) -> Any:
+    """Names, from a text with commas."""
+    return [t.strip() for t in value.split(",")] if isinstance(value, str) else value
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True,
                               allow_inf_nan=False)
@@ -36,6 +41,12 @@ class _Section(BaseModel):
             raise ValueError("whole numbers are below 2^63")
         return value
 
+    @field_validator("target", "targets", "columns", "metrics", "loggers", mode="before",
+                     check_fields=False)
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return by_commas(value)
+
 
 _RENAMED = {"cache": {"learnable": "tables"}}
 """Section → settings by the names that they once had: files and recorded runs still have them."""
@@ -48,11 +59,6 @@ def renamed(section: str, content: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{section}.{old} is the former name of {section}.{new}, and both are "
                              f"set; leave {section}.{old} out")
     return {names.get(key, key): value for key, value in content.items()}
-
-
-def by_commas(value: Any) -> Any:
-    """Names, from a text with commas."""
-    return [t.strip() for t in value.split(",")] if isinstance(value, str) else value
 
 
 class PartitionSettings(_Section):
@@ -83,11 +89,6 @@ class PartitionSettings(_Section):
     graphbolt: str | None = Field(None, description="GraphBolt scripts: the partition (a directory "
                                   "that `dgl-heta partition` wrote) of the data set that the "
                                   "script loads, which is sampled by relation")
-
-    @field_validator("target", mode="before")
-    @classmethod
-    def _by_commas(cls, value: Any) -> Any:
-        return by_commas(value)
 
 
 class TaskSettings(_Section):
@@ -134,11 +135,6 @@ class TaskSettings(_Section):
     def of_links(self) -> bool:
         """Return whether links are predicted."""
         return self.kind == "link" or (self.kind is None and bool(self.relation))
-
-    @field_validator("targets", "columns", mode="before")
-    @classmethod
-    def _by_commas(cls, value: Any) -> Any:
-        return by_commas(value)
 
 
 class ModelSettings(_Section):
@@ -255,11 +251,6 @@ class TrainSettings(_Section):
         """Seeds of a step over so many workers."""
         return self.global_batch_size or self.batch_size * workers
 
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _by_commas(cls, value: Any) -> Any:
-        return by_commas(value)
-
     @field_validator("class_weights")
     @classmethod
     def _known_weights(cls, value: Any) -> Any:
@@ -336,11 +327,6 @@ class RunSettings(_Section):
         "auto", description="steps at which it is compared with the plain way on copies in fp64: "
         "auto (the first, the last of the first epoch, a random one per epoch), off, N (the first "
         "N), every N")
-
-    @field_validator("loggers", mode="before")
-    @classmethod
-    def _by_commas(cls, value: Any) -> Any:
-        return by_commas(value)
 
     @field_validator("prove", mode="before")
     @classmethod

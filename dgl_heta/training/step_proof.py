@@ -203,7 +203,7 @@ class TrainingSetting:
         """A layer as one worker by itself samples it."""
         scope, last = self._scope, number == self._scope.hops
         edges = []
-        for i, (relation, (indptr, indices)) in enumerate(zip(self.relations, layer.edges)):
+        for i, (relation, (indptr, indices)) in enumerate(zip(self.relations, layer)):
             seeds = shares[relation.dst].total if relation.dst in shares else 0
             low = 0 if relation in scope.roots else seeds
             high = destinations.get(relation.dst, 0) if relation in scope.inner[number] else seeds

@@ -72,20 +72,20 @@ def test_trainers_need_a_process_group(config: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_replay_leaves_the_session_as_it_was(config: str) -> None:
     session = opened(config)
-    session.groups.agreed.shapes["asked"] = 1
+    session.groups.agreed["asked"] = 1
     before, world = dict(vars(session)), session.world
     other = Comm(Traffic())
     with session.replayed(other, other, Chain()):
         assert session.world is session.group is other
         assert not session.order.checking
-        assert not session.groups.agreed.shapes
-        session.groups.agreed.shapes["in the replay"] = 2
+        assert not session.groups.agreed
+        session.groups.agreed["in the replay"] = 2
         session.backward.under_way()  # outside of a backward pass: an error if it were heard
     assert vars(session) == before
     assert session.world is world
-    assert session.groups.agreed.shapes == {"asked": 1}
+    assert session.groups.agreed == {"asked": 1}
     session.close()
-    assert not session.groups.agreed.shapes
+    assert not session.groups.agreed
 
 
 def test_the_process_closes_its_session(config: str, monkeypatch: pytest.MonkeyPatch) -> None:

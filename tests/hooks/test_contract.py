@@ -53,7 +53,7 @@ def test_every_public_name_can_be_imported(module):
 
 
 def test_hooks_are_all_providers_or_listeners():
-    assert set(HOOKS) == {*KINDS.values(), *LISTENERS}
+    assert set(HOOKS) == {*(hook for hook, _ in KINDS.values()), *LISTENERS}
 
 
 def test_built_ins_have_no_door_of_their_own():
@@ -62,7 +62,7 @@ def test_built_ins_have_no_door_of_their_own():
     assert [entry.value for entry in entries] == ["dgl_heta.builtin"]
     marked = {value.__name__ for value in vars(entries[0].load()).values()
               if hasattr(value, "dgl_heta_impl")}
-    assert marked == set(KINDS.values()) - {
+    assert marked == {hook for hook, _ in KINDS.values()} - {
         "dgl_heta_settings", "dgl_heta_commands", "dgl_heta_programs", "dgl_heta_model_inputs"}
 
 

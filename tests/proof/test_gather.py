@@ -47,7 +47,7 @@ def test_own_seeds_have_the_blocks_of_a_worker_by_itself(tmp_path: Path, parts: 
                 t: sorted(i) for t, i in want.items()}
         for place, (layer, block) in enumerate(zip(layers, alone.blocks)):
             of_one = edges_of(block, wanted[place], row_keys(alone), schema.relations)
-            for relation, (indptr, indices), (dst, src) in zip(schema.relations, layer.edges,
+            for relation, (indptr, indices), (dst, src) in zip(schema.relations, layer,
                                                                of_one):
                 heads = np.repeat(ids[place + 1][relation.dst], np.diff(indptr))
                 tails = ids[place][relation.src][indices]

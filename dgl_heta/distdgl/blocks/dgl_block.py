@@ -21,11 +21,9 @@ class PlainBlock(DGLBlock):
 
     Attributes
     ----------
-    heta_layer : 1 … number of layers; 0 of a slice.
     layer : what it was made of; None of a slice.
     """
 
-    heta_layer: int = 0
     layer: Any = None
     _of: Any = None  # of a slice the layer of its block, for the ids of its edges
 

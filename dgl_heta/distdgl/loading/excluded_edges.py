@@ -19,7 +19,7 @@ import torch
 from dgl.distributed import graph_services
 from torch import Tensor
 
-from dgl_heta.distdgl.loading.typed_ids import TypedIds
+from dgl_heta.distdgl.loading.typed_ids import gather_seeds
 from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
@@ -57,14 +57,16 @@ def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, 
     relations = session.store.schema.relations
     if own is not None and not isinstance(own, Mapping):
         own = {tuple(relations[0]): own}
-    edges = TypedIds.of(relations, ((canonical(e, relations), ids) for e, ids in (
-        own or {}).items()))
+    edges: dict[Relation, Tensor] = {}
+    for etype, ids in (own or {}).items():
+        relation, numbers = canonical(etype, relations), torch.as_tensor(ids).flatten()
+        edges[relation] = torch.cat([edges[relation], numbers]) if relation in edges else numbers
     if session.reference:  # a trainer is a group by itself there, but leaves out what RAF does
-        every = edges.gathered(session.world)
+        every = gather_seeds(session.world, relations, edges)
         parts = [every[partner] for partner in session.partners]
     else:
-        parts = edges.gathered(session.group)
-    excluded = TypedIds(relations, torch.cat([part.rows for part in parts])).by_type()
+        parts = gather_seeds(session.group, relations, edges)
+    excluded = {relation: torch.cat([part[relation] for part in parts]) for relation in relations}
     return {relation: sampled_positions(store, session.edge_ends, relation, ids.numpy())
             for relation, ids in excluded.items() if len(ids)}
 

@@ -50,7 +50,7 @@ class PassSampling:
 
     session: Session
     sampler: NeighborSampler
-    seeds: Sequence[TypedIds[str]]
+    seeds: Sequence[TypedIds]
     sizes: Sequence[Sequence[int]]
     group: Comm
     first_key: int

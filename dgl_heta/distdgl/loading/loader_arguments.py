@@ -26,7 +26,7 @@ class LoaderOptions:
     shuffle : whether each pass has them in another order.
     drop_last : whether batches that are not full are left out.
     num_workers : sampling workers that were asked for. None are started; with some a batch source
-        that works ahead may be chosen (:meth:`~..session.Session.source_for`).
+        that works ahead may be chosen (:meth:`~..batch_sources.BatchSources.serving`).
 
     Raises
     ------

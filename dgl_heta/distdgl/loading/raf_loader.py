@@ -94,7 +94,7 @@ class RafLoader:
         session.groups.agree("the epoch of a data loader, and whether all states are complete",
                       [self.plan.loader, self._epoch, int(session.all_complete)])
         # A script may evaluate by other modules: what trainers agreed on is asked anew.
-        session.groups.agreed.forget()
+        session.groups.agreed.clear()
         if (recording := recorder()) is not None:
             recording.start_pass(session)
 

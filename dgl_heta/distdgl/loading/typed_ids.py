@@ -1,10 +1,10 @@
-"""Ids of nodes or edges of several types in one order, and how trainers tell each other theirs."""
+"""Ids of nodes of several types in one order, and how trainers tell each other seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,20 +17,20 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
-class TypedIds(Generic[Type]):
-    """Ids with their types.
+class TypedIds:
+    """Ids of nodes with their types.
 
     Attributes
     ----------
-    types : node types or relations; the same on all trainers, who send a type as its number.
+    types : node types; the same on all trainers, who send a type as its number.
     rows : int64 (ids, 2): the number of each one's type, and the id.
     """
 
-    types: Sequence[Type]
+    types: Sequence[str]
     rows: Tensor
 
     @classmethod
-    def of(cls, types: Sequence[Type], ids: Iterable[tuple[Type, Any]]) -> TypedIds[Type]:
+    def of(cls, types: Sequence[str], ids: Iterable[tuple[str, Any]]) -> TypedIds:
         """Return ids from pairs of a type and its ids (any integers), in this order."""
         pieces = [torch.empty(0, 2, dtype=torch.int64)]
         for each, given in ids:
@@ -41,10 +41,10 @@ class TypedIds(Generic[Type]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: Any) -> TypedIds[Type]:
+    def __getitem__(self, index: Any) -> TypedIds:
         return TypedIds(self.types, self.rows[index])
 
-    def by_type(self) -> dict[Type, Tensor]:
+    def by_type(self) -> dict[str, Tensor]:
         """Return type → ids (int64) in their order; every type is a key."""
         return {each: self.rows[self.rows[:, 0] == number, 1]
                 for number, each in enumerate(self.types)}
@@ -55,22 +55,17 @@ class TypedIds(Generic[Type]):
         keys = (self.rows[:, 0] << 48) + self.rows[:, 1]
         return len(keys.unique()) < len(keys)
 
-    def gathered(self, comm: Comm, sizes: Sequence[int] | None = None) -> list[TypedIds[Type]]:
-        """Return the ids of all trainers of `comm`, by rank; all of them call it alike.
-
-        `sizes` says how many each has, where that is known.
-        """
-        # Trainers have unequal numbers, and gather by sizes that all of them know.
-        if sizes is None:
-            sizes = comm.all_gather_rows(torch.tensor([len(self)]), [1] * comm.size,
-                                         "seeds").tolist()
+    def gathered(self, comm: Comm, sizes: Sequence[int]) -> list[TypedIds]:
+        """Return the ids of all trainers of `comm`, by rank, of which each has so many; all of them
+        call it alike."""
         rows = comm.all_gather_rows(self.rows, [*sizes], "seeds")
         return [TypedIds(self.types, piece) for piece in rows.split([*sizes])]
 
 
-def gather_seeds(comm: Comm, types: Sequence[str], own: Mapping[str, Tensor]
-                 ) -> list[dict[str, Tensor]]:
-    """Return the seeds of a batch of all trainers of `comm`, by rank, as type → ids.
+def gather_seeds(comm: Comm, types: Sequence[Type], own: Mapping[Type, Tensor]
+                 ) -> list[dict[Type, Tensor]]:
+    """Return the seeds of a batch of all trainers of `comm`, by rank, as type → ids; of edges
+    relation → ids.
 
     All trainers call it alike. The order within a type is all that counts in a batch, so ids
     travel sorted by type, without their types: half of the bytes of :meth:`TypedIds.gathered`.

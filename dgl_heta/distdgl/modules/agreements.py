@@ -36,7 +36,7 @@ class RowForm(NamedTuple):
 
 def known(layer: Layer) -> dict[Any, Any]:
     """Return what the group has agreed on since the epoch began, by key; it may be added to."""
-    return layer.session.groups.agreed.shapes
+    return layer.session.groups.agreed
 
 
 def merge_dtype(dtype: torch.dtype) -> torch.dtype:

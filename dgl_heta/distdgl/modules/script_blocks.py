@@ -91,7 +91,6 @@ def make_blocks(session: Session, batch: MiniBatch,
         public: RafBlock | PlainBlock
         if session.reference:
             public = PlainBlock(index.real(), ntypes, etypes, frames)
-            public.heta_layer = block.layer
         else:
             public = MergingBlock(index, ntypes, etypes, frames)
         public.layer = layer

@@ -40,9 +40,7 @@ class RowNodes:
 def layer_of(block: Any) -> int:
     """Return the layer of a block that a loader made, 1 …; 0 for any other block."""
     layer = getattr(block, "layer", None)
-    if layer is not None:
-        return int(layer.block.layer)
-    return int(getattr(block, "heta_layer", 0))
+    return 0 if layer is None else int(layer.block.layer)
 
 
 def sources(block: DGLBlock) -> list[RowNodes]:

@@ -153,7 +153,7 @@ class DglSetting:
     def _plain_block(self, layer: PlainLayer, sources: Ids, destinations: Ids) -> DGLBlock:
         """Return DGL's own block, with every relation of the graph."""
         edges = {tuple(r): ("csc", csc_with_ids(torch.from_numpy(p), torch.from_numpy(i)))
-                 for r, (p, i) in zip(self.relations, layer.edges)}
+                 for r, (p, i) in zip(self.relations, layer)}
         block = dgl.create_block(edges, {t: len(sources[t]) for t in self.types},
                                  {t: len(destinations[t]) for t in self.types})
         for t in self.types:

@@ -94,8 +94,8 @@ def _step(original: Any) -> Any:
     def sparse_step(self: Any) -> None:
         of_graph = [e for e in self._params if getattr(e, "heta", None) is not None]
         if not of_graph:
-            apart = state_of(Optimizers).uneven
-            original(self) if apart is None else apart.step(self)
+            optimizers = state_of(Optimizers)
+            optimizers.step(self) if optimizers.apart else original(self)
             return
         clean, others = self._clean_grad, [e for e in self._params if e not in of_graph]
         step(self, of_graph)

@@ -18,17 +18,29 @@ from dgl_heta.errors import HetaError
 Step = Callable[[Any], None]
 
 
-class SparseSteps:
-    """The sparse optimizers of this trainer; all trainers make them in the same order.
+class Optimizers:
+    """The sparse optimizers that the script has made, in the same order on all trainers.
 
-    Parameters
+    Attributes
     ----------
-    world : all trainers, who agree on each step in a message of 8 bytes.
-    step : DGL's own.
+    optimizers : in the order in which they were made.
+    apart : whether trainers take different numbers of steps.
     """
 
-    def __init__(self, world: Comm, optimizers: list[Any], step: Step) -> None:
-        self._world, self._optimizers, self._step = world, optimizers, step
+    def __init__(self) -> None:
+        self.optimizers: list[Any] = []
+        self._world: Comm | None = None
+
+    @property
+    def apart(self) -> bool:
+        return self._world is not None
+
+    def step_apart(self, world: Comm, step: Step) -> None:
+        """Let trainers take different numbers of steps from now on.
+
+        `world` are all of them, who agree on each step in a message of 8 bytes; `step` is DGL's.
+        """
+        self._world, self._step = world, step
 
     def step(self, optimizer: Any) -> None:
         """A step of this trainer's.
@@ -38,7 +50,7 @@ class SparseSteps:
         HetaError
             Another trainer takes a step of another optimizer.
         """
-        number = next(i for i, o in enumerate(self._optimizers, 1) if o is optimizer)
+        number = next(i for i, o in enumerate(self.optimizers, 1) if o is optimizer)
         if (other := self._agree(number)) != number:
             raise HetaError(f"trainers step the sparse optimizers {number} and {other} at the same "
                             "time; step them in the same order on all trainers")
@@ -46,31 +58,13 @@ class SparseSteps:
 
     def join(self) -> None:
         """Take the others' steps until all are here."""
-        while self._optimizers and (number := self._agree(0)):
-            optimizer = self._optimizers[number - 1]
+        while self.optimizers and (number := self._agree(0)):
+            optimizer = self.optimizers[number - 1]
             for embedding in optimizer._params:
                 embedding.reset_trace()
             self._step(optimizer)
 
     def _agree(self, number: int) -> int:
         """The optimizer that is stepped; 0 where all trainers have ended the epoch."""
+        assert self._world is not None
         return int(self._world.all_reduce(torch.tensor([number]), "max", "control"))
-
-
-class Optimizers:
-    """The sparse optimizers that the script has made.
-
-    Attributes
-    ----------
-    optimizers : in the order in which they were made.
-    uneven : takes their steps where trainers take different numbers of them, else None.
-    """
-
-    def __init__(self) -> None:
-        self.optimizers: list[Any] = []
-        self.uneven: SparseSteps | None = None
-
-    def step_apart(self, world: Comm, step: Step) -> SparseSteps:
-        """Let trainers take different numbers of steps from now on."""
-        self.uneven = self.uneven or SparseSteps(world, self.optimizers, step)
-        return self.uneven

@@ -201,9 +201,9 @@ def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> P
         world = Comm(Traffic(), everyone,
                      dist.new_group(list(everyone), timeout=limit, backend="gloo"))
         optimizers = state_of(Optimizers)
-        if wrapper.uneven_steps and optimizers.uneven is None:
-            step = plain(DistSparseGradOptimizer.step)
-            state_of(Epochs).before.append(optimizers.step_apart(world, step).join)
+        if wrapper.uneven_steps and not optimizers.apart:
+            optimizers.step_apart(world, plain(DistSparseGradOptimizer.step))
+            state_of(Epochs).before.append(optimizers.join)
     return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd(), buffers)
 
 

@@ -185,7 +185,7 @@ class HopSetting(TrainingSetting):
             below = np.bincount(pairs[seeds:] // _HOP, minlength=len(layers) + 1)
             plain.num_nodes[ntype] = [seeds, *below[1:].tolist()]
         for place, relation in enumerate(hops.edges):
-            csc = [layer.edges[place] for layer in reversed(layers)]
+            csc = [layer[place] for layer in reversed(layers)]
             plain.num_edges[relation] = [len(indices) for _, indices in csc]
             plain.edges[relation] = torch.from_numpy(np.concatenate([np.stack([
                 indices, np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))])
