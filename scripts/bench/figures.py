@@ -114,8 +114,8 @@ HETA = (
            paper={("DistDGL METIS",): {"MB of a step": 92.3},
                   ("meta, replication none",): {"MB of a step": 8.0},
                   ("meta",): {"MB of a step": 0.5}}, paper_by=("name",),
-           note="The paper's rows are of float16 and its example leaves gradients of parameters "
-                "out; ours are of float32, partial aggregations of all layers that read them."),
+           note="The paper's rows are of float16, without gradients of parameters; ours are of "
+                "float32. `meta` shares a heavy sub-metatree, which is faster and sends more."),
     Figure("heta-fig4", "Stages in shares of an epoch of DistDGL, METIS (§2.3)",
            (*AT_CUTS, *ATTENTION), ("shape", "model"), STAGES,
            only=(("system", ("metis",)), ("cohesion", ("0.0",))), stacked=True,
