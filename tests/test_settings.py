@@ -101,19 +101,6 @@ def test_settings_that_a_program_makes_are_asked_for():
     assert made.origin("cache.gate") is Origin.DEFAULT
 
 
-def test_a_setting_is_read_by_its_old_name_too(toml):
-    old = toml('[cache]\nlearnable = "disk"')
-    assert load_settings(old, [], {}).origin("cache.tables") is Origin.FILE
-    assert load_settings(old, [], {}).cache.tables == "disk"
-    assert load_settings(old, ["cache.tables=memory"], {}).cache.tables == "memory"
-    assert load_settings(None, ["cache.learnable=disk"], {}).cache.tables == "disk"
-    with pytest.raises(InputError, match=r"cache\.learnable is the former name of cache\.tables"):
-        CacheSettings.model_validate({"learnable": "disk", "tables": "memory"})
-    recorded = Settings().model_dump()
-    recorded["cache"] |= {"learnable": recorded["cache"].pop("tables")}
-    assert Settings(**recorded) == Settings()
-
-
 def test_the_last_set_wins():
     assert load("train.epochs=3", "train.epochs=5").train.epochs == 5
 

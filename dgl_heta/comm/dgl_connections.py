@@ -27,6 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from dgl_heta.comm.launch_secret import ATTEMPT_S, Gate, prove, secret_for
@@ -109,7 +110,7 @@ def guard_connections() -> None:
     when_imported(CONTEXT, _guard)
 
 
-def _guard() -> None:
+def _guard(_: ModuleType) -> None:
     for patch in PATCHES:
         owner, name = patch.place()
         original = getattr(owner, name)
@@ -265,7 +266,7 @@ class _Sampler:
         wait_at_most(self.limit_s)
         context = importlib.import_module(CONTEXT)
         if not isinstance(context.init_process, _Sampler):
-            _guard()
+            _guard(context)
         return plain(context.init_process)(*args)
 
 

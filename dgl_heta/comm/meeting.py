@@ -9,9 +9,9 @@ says nothing. Under `dgl-heta launch` that function gives the store of
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dgl_heta.comm.launch_secret import secret_for
@@ -80,6 +80,5 @@ def meet_by_secret() -> None:
         when_imported(MODULE, _replace)
 
 
-def _replace() -> None:
-    module = sys.modules[MODULE]
+def _replace(module: ModuleType) -> None:
     module._create_c10d_store = _create_store(module._create_c10d_store)  # type: ignore[attr-defined]

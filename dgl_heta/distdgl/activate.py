@@ -53,8 +53,8 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     wait_at_most(chosen.run.timeout_s)
     from dgl_heta.distdgl.programs import forget_programs, watch_programs
 
-    watch_programs(known)
     try:
+        watch_programs(known)
         apply(every_patch(known))
     except BaseException:
         forget_programs()  # all or nothing

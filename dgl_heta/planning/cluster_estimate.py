@@ -88,10 +88,6 @@ class Coefficients(_File):
         """From a file of fit_cost.py; default: those that dgl-heta comes with."""
         path = Path(path or Path(__file__).with_name("coefficients.json"))
         data = read_json(path, "coefficients")
-        seconds = data.get("seconds") if isinstance(data, dict) else None
-        if isinstance(seconds, dict) and "step" in seconds:
-            raise InputError(f"coefficients {path}: an earlier release wrote them, with the same "
-                             "seconds for all systems; make them by scripts/bench/fit_cost.py")
         read = _read(cls, data, f"coefficients {path}")
         units = {name for model in MODELS for name in names(model).values()}
         if {*read.seconds} != {*SYSTEMS} or any(

@@ -53,7 +53,7 @@ class SharingDecision:
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> SharingDecision | None:
-        """The decision that :meth:`to_json` wrote; None where earlier versions wrote none.
+        """The decision that :meth:`to_json` wrote; None where there is none.
 
         Raises
         ------

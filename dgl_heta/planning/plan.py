@@ -39,11 +39,12 @@ from dgl_heta.planning.partition_shares import (
     partitions_of_shares,
     used_relations,
 )
-from dgl_heta.system.checksums import KEY, agrees, signed
+from dgl_heta.system.checksums import agrees, signed
 
 if TYPE_CHECKING:
     import networkx as nx
 
+FORMAT, VERSIONS = "dgl-heta-plan", (1, 2, 3)
 PLAN_BYTES = 1 << 30
 """Of a plan's file, at most."""
 
@@ -324,11 +325,7 @@ class Plan:
         content = self.to_json()
         for number, entry in enumerate(content.get("ownership", ())):
             entry["file"] = f"owner-{number}.npy"
-        # The lowest version that can say it, so that earlier releases still read plans that need
-        # nothing new.
-        version = (3 if self.offloaded else
-                   2 if any(own.hubs for own in self.ownership.values()) else 1)
-        data = signed({"format": "dgl-heta-plan", "version": version,
+        data = signed({"format": FORMAT, "version": VERSIONS[-1],
                        "schema": self.schema.to_json(), "plan": content,
                        **({"shared": self.shared.to_json()} if self.shared else {})})
         text = json.dumps(data) + "\n"
@@ -352,12 +349,12 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan written by :meth:`save`."""
         data = read_json(path, "plan", PLAN_BYTES)
-        if not isinstance(data, dict) or data.get("format") != "dgl-heta-plan":
-            raise InputError(f"{path} is not a dgl-heta plan (no field format: dgl-heta-plan)")
-        if data.get("version") not in (1, 2, 3):
-            raise InputError(f"plan {path} has format version {data.get('version')!r}; "
-                             "this dgl-heta reads versions 1 to 3")
-        if KEY in data and not agrees(data):  # earlier versions wrote none; all follows from less
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise InputError(f"{path} is not a dgl-heta plan (no field format: {FORMAT})")
+        if data.get("version") not in VERSIONS:
+            raise InputError(f"plan {path} has format version {data.get('version')!r}; this "
+                             f"dgl-heta reads versions {VERSIONS[0]} to {VERSIONS[-1]}")
+        if not agrees(data):
             raise InputError(f"plan {path} was edited or damaged: its checksum does not agree; "
                              "make the partition again")
         for name in ("schema", "plan"):
@@ -365,11 +362,6 @@ class Plan:
                 raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")
         plan = cls.from_json(data["plan"], Schema.from_json(data["schema"], str(path)), str(path),
                              Path(path).absolute().parent)
-        if data["version"] == 1 and any(own.hubs for own in plan.ownership.values()):
-            raise InputError(f"plan {path} is damaged: it has hubs, which version 1 has not")
-        if data["version"] < 3 and plan.offloaded:
-            raise InputError(f"plan {path} is damaged: it delegates, which version "
-                             f"{data['version']} does not")
         return replace(plan, shared=SharingDecision.from_json(data.get("shared"), str(path)))
 
     @classmethod

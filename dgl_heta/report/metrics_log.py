@@ -7,15 +7,11 @@ killed leaves whole lines and at most a last one that is cut off.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dgl_heta.system.checksums import KEY, agrees, signed
-
-log = logging.getLogger("dgl_heta")
 
 
 @dataclass(frozen=True)
@@ -28,13 +24,11 @@ class Line:
     content : the object without its checksum; None if the line holds none, or not the one that
         was written.
     cut : whether it is what a killed run leaves of its last line. Such a line is no damage.
-    checked : whether lines of this log have checksums.
     """
 
     number: int
     content: dict[str, Any] | None
     cut: bool = False
-    checked: bool = True
 
 
 def log_line(content: Mapping[str, Any]) -> str:
@@ -42,21 +36,13 @@ def log_line(content: Mapping[str, Any]) -> str:
     return json.dumps(signed(content)) + "\n"
 
 
-def log_lines(data: bytes, where: Path) -> list[Line]:
-    """The lines of a log that are not blank.
-
-    A log without any checksum was written by an earlier version. It is read, and a line says so;
-    whatever is unreadable in it counts as cut off. Where one line has a checksum, all must.
-    """
-    pieces = data.split(b"\n")
-    parsed = [(number, _parsed(piece)) for number, piece in enumerate(pieces, 1) if piece.strip()]
-    if not any(content is not None and KEY in content for _, content in parsed):
-        if any(content is not None for _, content in parsed):
-            log.warning("%s was written without checksums, so damage to it would not be seen",
-                        where)
-        return [Line(number, content, content is None, checked=False) for number, content in parsed]
-    lines = []
-    for number, content in parsed:
+def log_lines(data: bytes) -> list[Line]:
+    """The lines of a log that are not blank."""
+    pieces, lines = data.split(b"\n"), []
+    for number, piece in enumerate(pieces, 1):
+        if not piece.strip():
+            continue
+        content = _parsed(piece)
         if content is not None and agrees(content):
             lines.append(Line(number, {k: v for k, v in content.items() if k != KEY}))
         else:

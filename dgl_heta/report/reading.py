@@ -40,7 +40,7 @@ def read_run(run_dir: Path) -> Run:
     run = Run()
     epochs: dict[int, dict[str, Any]] = {}
     log = run_dir / "metrics.jsonl"
-    for line in log_lines(_read(run, log), log):
+    for line in log_lines(_read(run, log)):
         event = line.content
         if event is None:
             run.damaged.append(f"metrics.jsonl line {line.number}")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from dgl_heta.errors import InputError, listing, nearest, quoted, shortened
 from dgl_heta.settings.fanouts import default_fanouts
 from dgl_heta.settings.origins import Origin
-from dgl_heta.settings.sections import Settings, renamed
+from dgl_heta.settings.sections import Settings
 from dgl_heta.settings.toml import NotToml, parse_toml, read_toml
 
 ENV_PREFIX = "DGL_HETA_"
@@ -161,7 +161,6 @@ def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> list[
         if not isinstance(content, Mapping):
             raise InputError(f"{origin}: '{section}' is a section; set its keys: "
                              f"{listing(k for k in known if k.startswith(section + '.'))}")
-        content = renamed(section, content)
         for key in content:
             name = f"{section}.{key}"
             if name not in known:

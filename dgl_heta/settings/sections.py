@@ -13,7 +13,6 @@ from pydantic import (
     PrivateAttr,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from dgl_heta.errors import InputError
@@ -46,19 +45,6 @@ class _Section(BaseModel):
     @classmethod
     def _names(cls, value: Any) -> Any:
         return by_commas(value)
-
-
-_RENAMED = {"cache": {"learnable": "tables"}}
-"""Section → settings by the names that they once had: files and recorded runs still have them."""
-
-
-def renamed(section: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    names = _RENAMED.get(section, {})
-    for old, new in names.items():
-        if old in content and new in content:
-            raise InputError(f"{section}.{old} is the former name of {section}.{new}, and both are "
-                             f"set; leave {section}.{old} out")
-    return {names.get(key, key): value for key, value in content.items()}
 
 
 class PartitionSettings(_Section):
@@ -291,8 +277,7 @@ class CacheSettings(_Section):
         "auto", description="how static rows are read from files: memory-mapped, or directly, past "
         "the page cache; auto: directly if a worker's files take more than half of free memory")
     tables: Literal["memory", "disk"] = Field(
-        "memory", description="where learnable features live (also read: cache.learnable, which "
-        "it was called once)")
+        "memory", description="where learnable features live")
     profile: str | None = Field(None, description="directory of a profile (`dgl-heta profile "
                                 "--out`); default: with the partition or the store")
     gate: bool = Field(True, description="do not cache types of which a miss was measured to cost "
@@ -301,11 +286,6 @@ class CacheSettings(_Section):
     def policy_on(self, gpu: bool) -> str:
         """The policy's name, with what `auto` stands for on GPUs and elsewhere."""
         return self.policy if self.policy != "auto" else ON_GPUS if gpu else "none"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_old_names(cls, values: Any) -> Any:
-        return renamed("cache", values) if isinstance(values, Mapping) else values
 
 
 class RunSettings(_Section):

@@ -18,8 +18,6 @@ from dgl_heta.system.checksums import agrees, signed
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"
 VERSIONS = (1, 2, 3, 4, 5)
-"""5 where features have scales, else 4 where rows or edges have times, else 3 where arrays are kept
-as they were given, else 2 where nodes have ids of their own, else 1."""
 _INDICES = (np.int32, np.int64)
 
 
@@ -136,9 +134,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
-            "format": FORMAT, "version": (
-                5 if any(a.scale for of in self.arrays.values() for a in of.values()) else
-                4 if self.timed else 3 if self.given else 2 if self.ids else 1),
+            "format": FORMAT, "version": VERSIONS[-1],
             "created_by": self.created_by, "name": self.name,
             "node_types": {
                 t: {"count": n, "arrays": {k: _entry_json(a)
@@ -159,7 +155,7 @@ class Manifest:
                     if r.arrays else {}), **self._given_json(r.relation)}
                 for r in self.relations
             ],
-            "task": _task_json(self.task) if self.task else None,
+            "task": asdict(self.task) if self.task else None,
             "info": self.info,
         }
         return signed(data)
@@ -270,17 +266,8 @@ class Manifest:
                 raise ValueError(f"times of '{kind}' have shape {entry.shape} or are no int64")
 
 
-def _task_json(task: Task) -> dict[str, Any]:
-    """As versions that do not know `unlabelled` wrote it, where nothing is said of it."""
-    return {key: value for key, value in asdict(task).items()
-            if key != "unlabelled" or value is not None}
-
-
 def _entry_json(entry: ArrayEntry | Given) -> dict[str, Any]:
-    found = {**asdict(entry), "shape": list(entry.shape)}
-    if found.get("scale", ()) is None:  # as versions wrote it that know none
-        del found["scale"]
-    return found
+    return {**asdict(entry), "shape": list(entry.shape)}
 
 
 def _entry(data: dict[str, Any]) -> ArrayEntry:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from dgl_heta.system.disk import npy_header
 
 KEY = "sha256"
 _BLOCK = 2**22
-
-log = logging.getLogger("dgl_heta")
 
 
 def file_sum(path: Path, advance: Callable[[int], None] = lambda size: None) -> str:
@@ -82,8 +79,6 @@ def write_signed(path: Path, content: Mapping[str, Any], indent: int | None = No
 def read_signed(path: Path, remedy: str) -> dict[str, Any]:
     """Read what :func:`write_signed` wrote, without the checksum.
 
-    What has none was written by an earlier version: it is read, and a line says so.
-
     Parameters
     ----------
     remedy : what a user can do about a damaged file, the end of a sentence.
@@ -103,9 +98,7 @@ def read_signed(path: Path, remedy: str) -> dict[str, Any]:
                          ) from None
     if not isinstance(data, dict):
         raise InputError(f"{path} is damaged: it holds no object; {remedy}")
-    if KEY not in data:
-        log.warning("%s was written without checksums, so damage to it would not be seen", path)
-    elif not agrees(data):
+    if not agrees(data):
         raise InputError(f"{path} was edited or damaged: its checksum does not agree; {remedy}")
     return {key: value for key, value in data.items() if key != KEY}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from dgl_heta.errors import InputError
@@ -124,32 +125,44 @@ def plain(function: Any) -> Any:
     return getattr(function, "dgl_heta_original", function)
 
 
-def when_imported(module: str, do: Callable[[], None]) -> None:
-    """Do something once a module has been imported: now, when that is, or never."""
+def when_imported(module: str, do: Callable[[ModuleType], None]) -> None:
+    """Do something with a module once it has been imported: now, when that is, or never."""
     if module in sys.modules:
-        do()
-    else:
-        sys.meta_path.insert(0, _Finder(module, do))
+        do(sys.modules[module])
+        return
+    waiting = _waiting.setdefault(module, [])
+    if do not in waiting:
+        waiting.append(do)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as all others do, and does something once it has run."""
+    """Finds a module as all others do, and does what waits for it once it has run.
 
-    def __init__(self, module: str, do: Callable[[], None]) -> None:
-        self.module, self.do = module, do
+    It stays where it is: who asks for a module's spec may not import it.
+    """
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != self.module:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+                  ) -> ModuleSpec | None:
+        if name not in _waiting:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path
+                 if finder is not self)
+        spec = next((s for s in specs if s is not None and s.loader is not None), None)
         if spec is None or spec.loader is None:
-            return spec
+            return None
         run = spec.loader.exec_module
 
-        def run_and_do(loaded: Any) -> None:
-            run(loaded)
-            self.do()
+        def run_and_do(module: ModuleType) -> None:
+            run(module)
+            for do in _waiting.pop(name, ()):
+                do(module)
 
-        spec.loader.exec_module = run_and_do  # type: ignore[method-assign, assignment]
+        spec.loader.exec_module = run_and_do  # type: ignore[method-assign]
         return spec
+
+
+_waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+"""Module → what is to be done with it once it has been imported."""
+_FINDER = _Finder()

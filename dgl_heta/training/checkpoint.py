@@ -9,10 +9,9 @@ time, the rows that they own now.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ from dgl_heta.training.table_files import PARTS, mapped_tensors, write_tables, w
 if TYPE_CHECKING:
     from dgl_heta.training.distributed import DistributedModel
 
-log = logging.getLogger("dgl_heta")
 
 SET = ("group.", "rows.")
 """How names of numbers begin that optimizers are set to: the same on all workers."""
@@ -90,7 +88,7 @@ def load_checkpoint(model: DistributedModel, optimizer: torch.optim.Optimizer, r
     note = files.read_note(run_dir, at, rank if rank in files.ranks_of(run_dir, at) else 0)
     same = identity.same_workers(note)
     shards = _Shards(run_dir, at, {rank: files.read_note(run_dir, at, rank)} if same
-                     else dict(enumerate(files.read_notes(run_dir, at))), learnable.places())
+                     else dict(enumerate(files.read_notes(run_dir, at))))
     try:
         tensors = shards.dense(rank if same else 0)
         model.module.load_state_dict(_under("model.", tensors))
@@ -119,24 +117,19 @@ class _Shards:
     Parameters
     ----------
     notes : by worker.
-    usual : where the rows are where a note does not say so, as those of earlier versions.
     """
 
-    def __init__(self, run_dir: Path, at: Position, notes: Mapping[int, Mapping[str, Any]],
-                 usual: Sequence[Place]) -> None:
+    def __init__(self, run_dir: Path, at: Position, notes: Mapping[int, Mapping[str, Any]]
+                 ) -> None:
         self._workers = len(notes)
         self._places = [(rank, Place(*place)) for rank, note in notes.items()
-                        for place in note.get("rows", usual)]
+                        for place in note["rows"]]
         folder = files.folder_of(run_dir, at)
 
         @functools.cache
         def read(rank: int, kind: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-            name, sums = files.shard_files(rank)[kind], notes[rank].get("files")
-            if sums is None:
-                log.warning("checkpoint %s was written without checksums, so damage to it would "
-                            "not be seen", folder)
-            else:
-                files.check_shard(run_dir, at, rank, sums, [name])
+            name = files.shard_files(rank)[kind]
+            files.check_shard(run_dir, at, rank, notes[rank]["files"], [name])
             return mapped_tensors(folder / name)
 
         self._read = read
@@ -226,8 +219,7 @@ def _latest(model: DistributedModel, run_dir: Path, identity: Identity) -> tuple
             return at, ""
         best = best_epoch(note, at.epoch, run_dir).get("epoch", at.epoch)  # its model may be kept
         missing = [files.folder_of(run_dir, one) for one in (at, Position(at.epoch), Position(best))
-                   if any(one) and not all("rows" in note for note in
-                                           files.read_notes(run_dir, one) or [{}])]
+                   if any(one) and not files.read_notes(run_dir, one)]
         if not missing:
             return at, ""
         wrong = wrong or (

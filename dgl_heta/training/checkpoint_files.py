@@ -21,6 +21,8 @@ from dgl_heta.system.checksums import check_file, file_sum, read_signed
 from dgl_heta.training.preemption import Position
 from dgl_heta.training.recorded import best_epoch
 
+_NOTED = {"best": dict, "files": dict, "rows": list, "settings": dict, "workers": int}
+
 
 def folder_of(run_dir: Path, at: Position) -> Path:
     """The directory of a checkpoint."""
@@ -80,9 +82,8 @@ def read_note(run_dir: Path, at: Position, rank: int) -> dict[str, Any]:
     """The note of a worker's shard; an :class:`InputError` if it is missing or damaged."""
     path, remedy = folder_of(run_dir, at) / note_name(rank), _remedy(run_dir, at, rank)
     note = read_signed(path, remedy)
-    if (note.get("epoch"), note.get("step", 0)) != at or not isinstance(
-            note.get("best"), dict) or not isinstance(note.get("files", {}), dict) or type(
-            note.get("workers", 1)) is not int:
+    if (note.get("epoch"), note.get("step")) != at or not all(
+            isinstance(note.get(name), kind) for name, kind in _NOTED.items()):
         raise InputError(f"{path} is damaged: it is not of epoch {at.epoch}; {remedy}")
     return note
 
@@ -91,11 +92,10 @@ def read_notes(run_dir: Path, at: Position) -> list[dict[str, Any]]:
     """The notes of all workers of a checkpoint, in order; none where not all of them are there, or
     not all of their files."""
     ranks, folder = ranks_of(run_dir, at), folder_of(run_dir, at)
-    # Earlier versions did not say how many there were.
-    workers = read_note(run_dir, at, ranks[0]).get("workers", len(ranks)) if ranks else 0
+    workers = read_note(run_dir, at, ranks[0])["workers"] if ranks else 0
     notes = [read_note(run_dir, at, rank) for rank in ranks if rank < workers and all(
         (folder / name).is_file() for name in shard_files(rank))]
-    whole = len(notes) == workers and all(n.get("workers", workers) == workers for n in notes)
+    whole = len(notes) == workers and all(n["workers"] == workers for n in notes)
     return notes if whole else []
 
 
@@ -133,8 +133,7 @@ def check_checkpoints(run_dir: Path) -> None:
     """
     for at in positions(run_dir):
         for rank in ranks_of(run_dir, at):
-            if sums := read_note(run_dir, at, rank).get("files"):
-                check_shard(run_dir, at, rank, sums, shard_files(rank))
+            check_shard(run_dir, at, rank, read_note(run_dir, at, rank)["files"], shard_files(rank))
 
 
 def _remedy(run_dir: Path, at: Position, rank: int) -> str:

@@ -329,7 +329,7 @@ def _history(log: Path, epochs: int) -> list[EpochRecord]:
         return []
     try:
         with open(log, "rb", opener=plainly) as file:
-            lines = log_lines(file.read(), log)
+            lines = log_lines(file.read())
     except OSError as error:
         raise InputError(f"cannot read {log}: {error.strerror or error}") from None
     records = []
@@ -346,7 +346,7 @@ def _history(log: Path, epochs: int) -> list[EpochRecord]:
             records.append(record)
     known = {record.epoch for record in records}
     if len(known) < epochs:
-        if lines and lines[-1].cut and lines[-1].checked and epochs not in known:
+        if lines and lines[-1].cut and epochs not in known:
             raise _damaged(log, lines[-1], "it is cut off")
         logger.warning("%s has lines of %d epochs of the %d behind this run; figures of the run "
                        "leave the others out", log, len(known), epochs)

@@ -19,20 +19,9 @@ from dgl_heta.training.tasks import TrainingTask
 from dgl_heta.training.tasks.timed_seeds import seed_files
 from dgl_heta.training.worker_partition import WorkerPartition
 
-_OTHERS = "other settings, another plan or another graph"
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
-                 "sampling_threads", "early_stopping", "metrics"}
-_KERNEL = "fused"
-"""In every fingerprint: numbers stay with any kernel, and runs from before have this one's name."""
+                 "sampling_threads", "early_stopping", "metrics", "kernel"}
 _OF_WORKERS = ("batch_size", "global_batch_size", "trainers")
-_LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know: what they did
-    "train": {"global_batch_size": None, "exchange_dtype": "same", "autocast": "off",
-              "optimizer": "Adam", "optimizer_options": {}, "schedule": None,
-              "schedule_options": {}, "clip_grad_norm": None, "class_weights": None,
-              "monitor": None, "latest": False, "strictly_before": False},
-    "task": {"links": None, "decoder": "dot", "unlabelled": None, "table": None,
-             "columns": ["id", "time", "label"], "val_time": None, "test_time": None},
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,6 @@ class Identity:
         """
         sections = {"task": settings.task.model_dump(), "model": settings.model.model_dump(),
                     "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
-        sections["train"]["kernel"] = _KERNEL
         if settings.task.links is not None:  # its content counts, not where it lies
             sections["task"]["links"] = file_sum(Path(settings.task.links))[:16]
         if settings.task.table is not None:
@@ -72,10 +60,6 @@ class Identity:
         if task.held_out is not None:  # what was found in the graph counts, too
             sections["task"]["reverse"] = [[*map(str, group.relations), group.undirected]
                                            for group in task.held_out.groups]
-        for section, known in _LATER.items():
-            for name, before in known.items():
-                if sections[section][name] == before:
-                    del sections[section][name]
         # Batches are the same whoever makes them, which by "auto" depends on the machine.
         making = sources if settings.train.batches == Auto.name else [part.source.name]
         computing = kernels if settings.train.kernel == "auto" else ()
@@ -111,29 +95,16 @@ class Identity:
         """The differences of the run that a checkpoint's note speaks of; "" where nothing does."""
         if note.get("fingerprint") == self.mark:
             return ""
-        before = note.get("settings")
-        if not isinstance(before, Mapping) or not isinstance(before.get("train"), Mapping):
-            return _OTHERS
-        before, now = _without_kernel(before), _without_kernel(self.settings)
-        then = note.get("workers")
-        if then is not None:  # notes of earlier versions are of the same workers only
-            before, now = _of_any_workers(before, then), _of_any_workers(now, self.workers)
+        before = _of_any_workers(note["settings"], note["workers"])
+        now = _of_any_workers(self.settings, self.workers)
         changed = [f"{section}.{name} = {_short(old)} (now {_short(new)})"
                    for section in {**before, **now}
-                   for name, old, new in _changed(section, before.get(section), now.get(section))]
+                   for name, old, new in _changed(before.get(section, {}), now.get(section, {}))]
         differences = [*([f"other settings: {', '.join(changed)}"] if changed else []),
                  *(["another graph"] if note.get("graph") != self.graph else []),
-                 *([f"other {name}" for name, value in self.follows.items()
-                    if note.get(name) != value] if then is not None else
-                   ["another plan"] if note.get("plan") != self.plan else [])]
-        if not differences:
-            return _OTHERS if then is None else ""
-        return listing(differences)
-
-
-def _without_kernel(settings: Mapping[str, Any]) -> dict[str, Any]:
-    train = {name: value for name, value in settings["train"].items() if name != "kernel"}
-    return {**settings, "train": train}
+                 *(f"other {name}" for name, value in self.follows.items()
+                   if note.get(name) != value)]
+        return listing(differences) if differences else ""
 
 
 def _of_any_workers(settings: Mapping[str, Any], workers: int) -> dict[str, Any]:
@@ -143,16 +114,10 @@ def _of_any_workers(settings: Mapping[str, Any], workers: int) -> dict[str, Any]
     return {**settings, "train": {**train, **dict.fromkeys(_OF_WORKERS), "global_batch_size": size}}
 
 
-def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """The settings of a section that differ, with both values."""
-    usual = _usual(section)
-    old, new = ({**usual, **(given if isinstance(given, Mapping) else {})} for given in (old, new))
     return [(name, old.get(name), new.get(name)) for name in {**old, **new}
             if old.get(name) != new.get(name)]
-
-
-def _usual(section: str) -> dict[str, Any]:
-    return dict(getattr(Settings(), section, None) or {}) if "." not in section else {}
 
 
 def _short(value: Any) -> str:

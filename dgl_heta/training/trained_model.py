@@ -7,7 +7,6 @@ they are.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ _BLOCK = 2**16  # rows
 _SIZES = ("layers", "hidden", "heads", "bases", "self_loop", "layer_norm", "dropout", "aggregate",
           "reduce", "subsets")
 
-log = logging.getLogger("dgl_heta")
 
 
 def write_weights(path: Path, model: nn.Module, learnable: LearnableFeatures, world: Comm) -> None:
@@ -212,14 +210,10 @@ def check_weights(run_dir: Path) -> None:
         They differ, or a file cannot be read.
     """
     files = _spec(run_dir).get("files")
-    if files is None:
-        log.warning("model %s was written without checksums, so damage to it would not be seen",
-                    run_dir)
-    elif not isinstance(files, dict):
+    if not isinstance(files, dict):
         raise InputError(f"model {run_dir} is damaged: {SPEC_FILE} lists no files")
-    else:
-        check_file(run_dir / MODEL_FILE, files.get(MODEL_FILE), SPEC_FILE,
-                   "resume the run to write it again from its last checkpoint")
+    check_file(run_dir / MODEL_FILE, files.get(MODEL_FILE), SPEC_FILE,
+               "resume the run to write it again from its last checkpoint")
 
 
 def _spec(run_dir: Path) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Bench:
             Path("/proc/sys/vm/drop_caches").write_text("1")
         settings = [
             f"cache.policy={policy}", f"cache.capacity_mb={capacity_mb}",
-            f"cache.reads={args.reads}", "cache.learnable=disk", "model.hidden=64",
+            f"cache.reads={args.reads}", "cache.tables=disk", "model.hidden=64",
             f"train.batch_size={self.batch}", "train.fanouts=25,20",
             "train.device=cpu", "cache.epochs=0.5"]
         job = {"partition": str(self.partition), "scratch": str(self.scratch),

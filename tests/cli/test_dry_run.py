@@ -69,8 +69,9 @@ def test_what_a_directory_holds_is_checked_with_it(store: Path, tmp_path: Path) 
     with pytest.raises(InputError, match="holds a run already"):
         check(store, run)
     (folder / "rank-0.safetensors").write_text("damaged")
-    write_signed(folder / "complete-0.json", {"epoch": 1, "best": {}, "files": {
-        "rank-0.safetensors": "another sum", "rows-0.safetensors": ""}})
+    write_signed(folder / "complete-0.json", {
+        "epoch": 1, "step": 0, "best": {}, "settings": {}, "workers": 1, "rows": [], "files": {
+            "rank-0.safetensors": "another sum", "rows-0.safetensors": ""}})
     with pytest.raises(InputError, match=r"rank-0\.safetensors was edited or damaged"):
         check(store, run, resume=True)
     (run / ".lock").symlink_to("/nowhere")

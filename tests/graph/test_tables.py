@@ -19,7 +19,6 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import Task
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
-from tests.support.signing import edit_text
 from tests.support.tables import described, pairs, relation, table
 
 pa = pytest.importorskip("pyarrow")
@@ -72,7 +71,7 @@ def test_ids_labels_and_masks_of_tables_are_those_that_are_written(tmp_path: Pat
     assert list(source.edges) == [WRITES, CITES]
 
 
-def test_a_store_keeps_ids_compares_them_and_stores_from_before_open(tmp_path: Path) -> None:
+def test_a_store_keeps_ids_and_compares_them(tmp_path: Path) -> None:
     source = read_edge_files(make(tmp_path / "in"))
     write_store(source, tmp_path / "store")
     write_store(Store(tmp_path / "store").source(), tmp_path / "again")
@@ -81,13 +80,11 @@ def test_a_store_keeps_ids_compares_them_and_stores_from_before_open(tmp_path: P
         store.verify()
         for ntype, ids in source.node_ids.items():
             assert store.ids(ntype).names(1, len(ids)) == ids.names(1, len(ids))
-    assert json.loads((tmp_path / "store/manifest.json").read_text())["version"] == 2
     file = next((tmp_path / "store").rglob("ids-text.npy"))
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(InputError, match=r"ids-text\.npy was edited or damaged"):
         Store(tmp_path / "store").verify()
-    write_store(academic(), tmp_path / "plain")  # which versions from before can read
-    assert json.loads((tmp_path / "plain/manifest.json").read_text())["version"] == 1
+    write_store(academic(), tmp_path / "plain")
     assert Store(tmp_path / "plain").ids("paper") is None
 
 
@@ -100,9 +97,6 @@ def test_ids_in_a_store_that_was_signed_again_cannot_lead_out_of_their_text(tmp_
     assert isinstance(ids, NodeIds)
     with pytest.raises(InputError, match="lead out of their text"):
         ids.names(0, 2)
-    edit_text(tmp_path / "store/manifest.json", '"version": 2', '"version": 6')
-    with pytest.raises(InputError, match="format version 6; this dgl-heta reads versions 1 to 5"):
-        Store(tmp_path / "store")
 
 
 @pytest.mark.parametrize(("columns", "said"), [

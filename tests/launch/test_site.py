@@ -16,10 +16,12 @@ from tests.support.waiting import PATIENCE
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "dgl_heta/launch/site"
 SHOW = """
-import json, os, sys
+import importlib.util, json, os, sys
 before = sorted(name for name in sys.modules if name.split(".")[0] in (
     "dgl", "torch", "dgl_heta", "numpy"))
 if len(sys.argv) > 1:
+    if sys.argv[1] == "asked":  # as packages do that can use DGL, to know whether it is there
+        assert importlib.util.find_spec("dgl") and importlib.util.find_spec("dgl.distributed")
     from dgl.distributed import partition_graph
     found = {"enabled": "dgl_heta" in partition_graph.__code__.co_filename}
     if "dgl_heta.distdgl.state" in sys.modules:
@@ -65,10 +67,11 @@ def test_nothing_is_imported_before_dgl_is(there, site, named):
     assert shown(there, "show.py", site=site, **config) == {"before": [], "other": "ran"}
 
 
-@pytest.mark.parametrize(("named", "site"), [(True, True), (False, True), (True, False)])
-def test_dgl_is_patched_when_it_has_been_imported(there, named, site):
+@pytest.mark.parametrize(("named", "site", "asked"), [
+    (True, True, "dgl"), (True, True, "asked"), (False, True, "dgl"), (True, False, "dgl")])
+def test_dgl_is_patched_when_it_has_been_imported(there, named, site, asked):
     config = {"DGL_HETA_CONFIG": "heta.toml"} if named else {}
-    found = shown(there, "show.py", "dgl", site=site, **config)
+    found = shown(there, "show.py", asked, site=site, **config)
     assert found["enabled"] == (named and site)
     assert found["before"] == []
     if named and site:

@@ -187,13 +187,6 @@ def plan(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_coefficients_of_before_are_refused_with_what_to_do(tmp_path):
-    file = tmp_path / "old.json"
-    file.write_text(json.dumps({"seconds": {"step": 0.1, "edge": 1e-8}}))
-    with pytest.raises(InputError, match=r"old\.json: an earlier release .*fit_cost\.py$"):
-        Coefficients.load(file)
-
-
 
 def test_the_command_shows_systems_memory_and_the_error(plan, tmp_path):
     status, out, _ = plan("--cluster", tmp_path / "c.toml", text=TOML + "memory_gb = 0.1\n")

@@ -11,6 +11,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from dgl_heta.planning.making import make_plan
+from dgl_heta.report.metrics_log import log_line
+from dgl_heta.system.checksums import write_signed
 from tests.support.plans import MAG
 
 ENDED_IN_STEP_3 = """
@@ -58,10 +60,10 @@ def summary(**changes: Any) -> dict[str, Any]:
 
 
 def write_run(folder: Path, events: list[Any], result: dict[str, Any] | None) -> Path:
-    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
-    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    (folder / "metrics.jsonl").write_text("".join(
+        event + "\n" if isinstance(event, str) else log_line(event) for event in events))
     if result is not None:
-        (folder / "summary.json").write_text(json.dumps(result))
+        write_signed(folder / "summary.json", result)
     return folder
 
 

@@ -12,6 +12,7 @@ from dgl_heta.distdgl.versions import release
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.graphbolt_dataset import read_graphbolt
 from dgl_heta.prediction.output import arrow
+from dgl_heta.report.metrics_log import log_line
 from dgl_heta.report.page import write_report
 from dgl_heta.system.optional import optional
 
@@ -39,8 +40,8 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(tmp_path: Path, lac
 
 def test_a_report_without_matplotlib_says_so_and_has_its_tables(tmp_path: Path, lacks) -> None:
     lacks("matplotlib")
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"event": "epoch", "epoch": 1, "loss": 2.5, "val_acc": 0.5, "seconds": {"sample": 1.5}}\n')
+    (tmp_path / "metrics.jsonl").write_text(log_line(
+        {"event": "epoch", "epoch": 1, "loss": 2.5, "val_acc": 0.5, "seconds": {"sample": 1.5}}))
     text = write_report(tmp_path).read_text()
     assert "dgl-heta[charts]" in text
     assert "data:image" not in text

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from types import ModuleType
 
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.system.patching import Patch, applied, apply, plain, remove
+from dgl_heta.system.patching import Patch, applied, apply, plain, remove, when_imported
 
 
 @pytest.fixture
@@ -63,3 +65,27 @@ def test_nothing_is_replaced_where_a_name_is_not_there(module) -> None:
                Patch("patched_by_a_test:nothing", around("core"), "")])
     assert module.word is own
     assert not applied()
+
+
+def test_a_module_is_waited_for_until_it_is_imported(tmp_path, monkeypatch) -> None:
+    """Who asks for its spec may not import it, and an import may fail."""
+    (tmp_path / "waited_for.py").write_text("import no_such_module_of_a_test\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    heard: list[tuple[str, ModuleType]] = []
+    for name in ("first", "second"):
+        when_imported("waited_for", lambda module, name=name: heard.append((name, module)))
+    assert importlib.util.find_spec("waited_for") is not None
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        importlib.import_module("waited_for")
+    assert not heard
+    (tmp_path / "waited_for.py").write_text("VALUE = 'there when it is told'\n")
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module("waited_for")
+        assert heard == [("first", module), ("second", module)]
+        when_imported("waited_for", lambda module: heard.append((module.VALUE, module)))
+        assert heard[2] == ("there when it is told", module)
+        importlib.reload(module)
+        assert len(heard) == 3
+    finally:
+        sys.modules.pop("waited_for", None)

@@ -16,7 +16,6 @@ from dgl_heta.launch.jobs.reporting import plan_picture, verify_run
 from dgl_heta.report.reading import read_run
 from dgl_heta.report.started import started_rows
 from dgl_heta.store import Store, write_store
-from dgl_heta.system.checksums import KEY
 from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.signing import edit_json
@@ -77,16 +76,6 @@ def test_the_only_checkpoint_cannot_be_replaced(place: Path, tmp_path: Path) -> 
     flip(run / "checkpoints/epoch-00002/rank-0.safetensors", 300)
     said = train(place / "store", run, 3, "--resume", status=2)
     assert "train in a new run directory" in said
-
-
-def test_a_run_of_before_checksums_goes_on_and_says_so(place: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(place / "run", tmp_path / "run")
-    for name in ("complete-0.json",):
-        file = run / "checkpoints/epoch-00002" / name
-        note = json.loads(file.read_text())
-        file.write_text(json.dumps({k: note[k] for k in note if k not in (KEY, "files")}))
-    train(place / "store", run, 3, "--resume")
-    assert "was written without checksums" in (run / "worker-0.log").read_text()
 
 
 def test_a_damaged_line_of_the_log_is_named_and_left_out_by_reports(

@@ -11,25 +11,23 @@ from typing import Any
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Finds dgl as all others do, and enables dgl-heta once it has been imported."""
+    """Has dgl-heta enabled once dgl has been imported. Nothing of it is imported before somebody
+    looks for dgl."""
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != "dgl":
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "dgl" or _is_a_command():
             return None
+        from dgl_heta.system.patching import when_imported
+
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None or _is_a_command():
-            return spec
-        run = spec.loader.exec_module
+        when_imported("dgl", _enable)
+        return importlib.util.find_spec(name)
 
-        def run_and_enable(module: Any) -> None:
-            run(module)
-            from dgl_heta.distdgl.activate import enable
 
-            enable()
+def _enable(_: Any) -> None:
+    from dgl_heta.distdgl.activate import enable
 
-        spec.loader.exec_module = run_and_enable  # type: ignore[method-assign]
-        return spec
+    enable()
 
 
 def _is_a_command() -> bool:
