@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,24 +31,33 @@ STEPS = [
 ]
 
 
-def work(rank: int, directory: str, steps: list) -> None:
+EVERYONE = tuple(range(WORKERS))
+RUNS = {"some": STEPS,
+        "all": [tuple(EVERYONE for _ in SIZES)] * 3,
+        "one": [tuple((place % WORKERS,) for place in range(len(SIZES)))] * 3}
+"""Steps of a model each."""
+
+
+def work(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{directory}/store", rank=rank, world_size=WORKERS)
-    traffic = Traffic()
+    traffic, found = Traffic(), {}
     world = Comm(traffic, range(WORKERS), None)
-    average = GradientAverage()
-    params = [nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SIZES]
-    record = []
-    for number, users in enumerate(steps):
-        before = traffic.bytes["gradients"]
-        for place, (param, used) in enumerate(zip(params, users)):
-            param.grad = gradient(number, place, rank) if rank in used else None
-        average(params, world)
-        record.append(([p.grad for p in params], traffic.bytes["gradients"] - before))
-    params[0].grad = torch.ones(SIZES[0], dtype=torch.float64).to_sparse()
-    with pytest.raises(InputError, match="sparse gradient"):
-        average(params, world)
-    torch.save(record, f"{directory}/{rank}.pt")
+    for name, steps in RUNS.items():
+        average = GradientAverage()
+        params = [nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SIZES]
+        record = []
+        for number, users in enumerate(steps):
+            before = traffic.bytes["gradients"]
+            for place, (param, used) in enumerate(zip(params, users)):
+                param.grad = gradient(number, place, rank) if rank in used else None
+            average(params, world)
+            record.append(([p.grad for p in params], traffic.bytes["gradients"] - before))
+        params[0].grad = torch.ones(SIZES[0], dtype=torch.float64).to_sparse()
+        with pytest.raises(InputError, match="sparse gradient"):
+            average(params, world)
+        found[name] = record
+    torch.save(found, f"{directory}/{rank}.pt")
     dist.barrier()
     os._exit(0)
 
@@ -59,14 +67,17 @@ def gradient(step: int, place: int, rank: int) -> torch.Tensor:
     return torch.randn(SIZES[place], dtype=torch.float64, generator=generator)
 
 
-def spawn(directory: Path, steps: list) -> list:
-    mp.spawn(work, (str(directory), steps), WORKERS)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list]]:
+    """What each worker had: name of a run → gradients and bytes of each step."""
+    directory = tmp_path_factory.mktemp("gradients")
+    mp.spawn(work, (str(directory),), WORKERS)
     return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORKERS)]
 
 
-def test_averages_are_those_of_all_gradients_whoever_has_them(tmp_path: Path) -> None:
-    for found in spawn(tmp_path, STEPS):
-        for step, (users, (grads, _)) in enumerate(zip(STEPS, found)):
+def test_averages_are_those_of_all_gradients_whoever_has_them(runs: list[dict[str, list]]) -> None:
+    for found in runs:
+        for step, (users, (grads, _)) in enumerate(zip(STEPS, found["some"])):
             for place, (used, grad) in enumerate(zip(users, grads)):
                 if not used:
                     assert grad is None, (step, place)
@@ -95,14 +106,8 @@ def test_one_worker_keeps_its_gradients_sparse_ones_too() -> None:
     assert param.grad.is_sparse
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_gradient_of_one_worker_costs_half(tmp_path: Path, shared: bool) -> None:
-    everyone = tuple(range(WORKERS))
-    steps = [tuple(everyone if shared else (place % WORKERS,) for place in range(len(SIZES)))] * 3
-    runs = spawn(tmp_path, steps)
+def test_a_gradient_of_one_worker_costs_half(runs: list[dict[str, list]]) -> None:
     total, flags = 8 * sum(SIZES), 8 * len(SIZES)
-    sent = sum(run[-1][1] for run in runs)
-    if shared:
-        assert sent == pytest.approx(2 * (WORKERS - 1) * (total + flags), abs=8 * WORKERS)
-    else:
-        assert sent == (WORKERS - 1) * (total + WORKERS * flags)
+    sent = {name: sum(run[name][-1][1] for run in runs) for name in RUNS}
+    assert sent["all"] == pytest.approx(2 * (WORKERS - 1) * (total + flags), abs=8 * WORKERS)
+    assert sent["one"] == (WORKERS - 1) * (total + WORKERS * flags)

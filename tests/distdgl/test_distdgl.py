@@ -242,14 +242,19 @@ def test_a_part_config_that_was_edited_is_refused(on, graph, tmp_path, change):
 # --- standalone mode -------------------------------------------------------------------------
 
 
-def test_a_standalone_script_computes_what_plain_dgl_does(graph, tmp_path):
-    """And has the same batches in the same order as by DistDGL, on a part of DGL."""
-    names = [*cases(), "uneven", "drop last"]
+@pytest.mark.parametrize("more", [
+    ["sage-max", "gat-mean", "multi-stack", "udf", "own ops", "wide", "rgcn", "sparse table"],
+    pytest.param([*cases()], marks=pytest.mark.thorough)], ids=["some", "all"])
+def test_a_standalone_script_computes_what_plain_dgl_does(graph, tmp_path, more):
+    """And has the same batches in the same order as by DistDGL, on a part of DGL. These are the
+    same with any layers."""
+    names = ["graph-sum", "one layer", "uneven", "drop last"]
+    ours = [*dict.fromkeys([*names, *more, "SparseAdam", "SparseAdagrad"])]
     config = parts(graph, 1, tmp_path / "meta")
     (tmp_path / "out").mkdir()
     run(SUPPORT / "dist_script.py", "--part-config", config, "--out", tmp_path / "out", "--cases",
-        ",".join([*names, "SparseAdam", "SparseAdagrad"]), heta=True)
-    assert compare_all(graph, [*names, "SparseAdam", "SparseAdagrad"], tmp_path / "out", 1) == []
+        ",".join(ours), heta=True)
+    assert compare_all(graph, ours, tmp_path / "out", 1) == []
 
     config = parts(graph, 1, tmp_path / "random", "random")
     for place, heta in (("plain", False), ("nothing", True)):
@@ -257,16 +262,16 @@ def test_a_standalone_script_computes_what_plain_dgl_does(graph, tmp_path):
         run(SUPPORT / "dist_script.py", "--part-config", config, "--out", tmp_path / place,
             "--cases", ",".join(names), heta=heta)
     for name in names:
-        ours, plain, nothing = (read(tmp_path / place, name, 0)
+        meta, plain, nothing = (read(tmp_path / place, name, 0)
                                 for place in ("out", "plain", "nothing"))
         assert set(plain) == set(nothing)
         for key, array in plain.items():
             if "grad" not in key and "logits" not in key:
                 np.testing.assert_array_equal(nothing[key], array, f"{name} {key}")
             if key.endswith("/own"):
-                np.testing.assert_array_equal(ours[key], array, f"{name} {key}")
+                np.testing.assert_array_equal(meta[key], array, f"{name} {key}")
             elif "/ids/" in key:
-                np.testing.assert_array_equal(np.sort(ours[key]), np.sort(array), f"{name} {key}")
+                np.testing.assert_array_equal(np.sort(meta[key]), np.sort(array), f"{name} {key}")
 
 
 def edges_of(graph, seeds: np.ndarray, sampler) -> dict[str, np.ndarray]:

@@ -34,6 +34,7 @@ def launch(config: Path, script: str, path: Path, *options: str, more: tuple[str
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.thorough  # on a meta-partition, stricter: catgnn/tests/test_model_average.py
 def test_models_are_averaged_in_a_plain_script_with_unequal_numbers_of_batches(tmp_path):
     """On parts that DGL made; each trainer takes its own steps, and no trainer waits in them."""
     distribution(tmp_path, "averaging", (GUESTS / "averaging.py").read_text())

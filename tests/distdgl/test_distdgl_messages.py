@@ -84,7 +84,7 @@ def random(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.f
     return torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(graphs())
 def test_results_and_gradients_are_those_of_dgl(graph: tuple[Tensor, Tensor, int]) -> None:
     indptr, indices, sources = graph
@@ -138,7 +138,7 @@ def test_our_kernels_run_where_they_fit_and_dgls_where_not() -> None:
     assert "GSpMM" in names_of(lone.dstdata["out"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(graphs(), st.booleans(), st.booleans(), st.booleans())
 def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: bool,
                           activation: bool) -> None:
@@ -203,7 +203,7 @@ def test_gat_conv_with_another_part_runs_itself(name: str, part: nn.Module) -> N
     assert not gat_conv.fits(call)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(graphs(), min_size=1, max_size=3), st.sampled_from(["sum", "mean", "max"]))
 def test_relations_of_one_source_aggregate_together(parts: list[tuple[Tensor, Tensor, int]],
                                                     op: str) -> None:

@@ -87,8 +87,12 @@ REFUSED = {
 
 
 @pytest.mark.needs("hosts")
-def test_two_trainers_on_each_of_two_hosts_compute_what_one_process_does(tmp_path):
-    graph, names = weighted(edge_graph()), [*CASES, *SPARSE, "validated"]
+@pytest.mark.parametrize("cases", [
+    ["one type", "classes", "encoder", "weighted", "own chances", "reverse types"],
+    pytest.param(CASES, marks=pytest.mark.thorough)], ids=["some", "all"])
+def test_two_trainers_on_each_of_two_hosts_compute_what_one_process_does(tmp_path, cases):
+    """All cases in one process: above, against DistDGL."""
+    graph, names = weighted(edge_graph()), [*cases, *SPARSE, "validated"]
     config = parts(graph, 2, tmp_path / "parts")
     status, text = run(
         "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config, "--num-omp-threads", 1,

@@ -32,7 +32,8 @@ def test_results_and_gradients_are_those_of_plain_dgl(machines: int, trainers: i
     assert differences(programs, machines, trainers, tmp_path) == {}
 
 
-@pytest.mark.parametrize(("machines", "trainers"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("machines", "trainers"), [
+    pytest.param(3, 1, marks=pytest.mark.thorough), (2, 2)])
 def test_what_trainers_do_differently_is_one_error_on_all(machines: int, trainers: int,
                                                           tmp_path: Path) -> None:
     programs = {name: f"{HERE}:wrong {json.dumps(name)}" for name in REFUSED}

@@ -19,7 +19,8 @@ def test_every_public_name_of_a_block_is_refused_or_allowed() -> None:
     assert not REFUSED.keys() & ALLOWED
 
 
-@pytest.mark.parametrize(("machines", "trainers"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("machines", "trainers"), [
+    pytest.param(3, 1, marks=pytest.mark.thorough), (2, 2)])
 def test_what_reads_edges_is_refused_and_the_rest_is_as_in_dgl(machines: int, trainers: int,
                                                                 tmp_path: Path) -> None:
     programs = [f"{HERE}:refused", f"{HERE}:seen"]

@@ -26,7 +26,7 @@ GRADIENTS = [f'{HERE}.gradients:partly "{way}"' for way in (
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_loops_and_which_parameters_have_gradients(machines: int, trainers: int, tmp_path) -> None:
-    programs = dealt([*USUAL, *LOOPS, *GRADIENTS], machines, trainers, 2)
+    programs = dealt([*USUAL, *LOOPS, *GRADIENTS], machines, trainers)
     assert differences(programs, machines, trainers, tmp_path) == {}
 
 

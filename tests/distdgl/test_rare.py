@@ -10,7 +10,7 @@ from tests.distdgl.programs.rare import WRONG
 from tests.support.programs import SHAPES, differences, run
 
 HERE = "tests.distdgl.programs.rare"
-COUNT = 5
+COUNT = 3
 """Drawn programs for each shape; `thorough` has more."""
 
 

@@ -59,7 +59,7 @@ def check_wrong(names: Sequence[str], machines: int, trainers: int, out: Path,
 def test_right_programs_pass_and_compute_the_same_bits(machines: int, trainers: int,
                                                        tmp_path: Path) -> None:
     first = (machines, trainers) == (2, 1)
-    check_right([*proofs.CASES, *RIGHT] if first else dealt([*FEW, *RIGHT], machines, trainers, 2),
+    check_right([*proofs.CASES, *RIGHT] if first else dealt([*FEW, *RIGHT], machines, trainers),
                 machines, trainers, tmp_path)
 
 

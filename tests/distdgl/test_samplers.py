@@ -26,7 +26,8 @@ HERE = "tests.distdgl.programs.samplers"
 DERIVED = [f'{HERE}:derived "{name}"' for name in ("Adding", "More", "Twice")]
 
 
-@pytest.mark.parametrize(("machines", "trainers"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("machines", "trainers"), [
+    pytest.param(3, 1, marks=pytest.mark.thorough), (2, 2)])
 def test_a_class_derived_from_dgls_sampler_is_exact(machines: int, trainers: int,
                                                     tmp_path: Path) -> None:
     assert differences(DERIVED, machines, trainers, tmp_path, settings=["run.prove=auto"]) == {}

@@ -90,6 +90,14 @@ def test_what_contradicts_itself_is_named(env: dict[str, str], says: str) -> Non
         adopt(dict(env))
 
 
+def test_a_command_for_one_process_says_so(tmp_path: Path) -> None:
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "predict", str(tmp_path), "--out",
+                           str(tmp_path / "p")], capture_output=True, text=True, timeout=PATIENCE,
+                          env={**os.environ, **TASK})
+    assert done.returncode == 2
+    assert "`dgl-heta predict` is for one process, but a scheduler has started 7" in done.stderr
+
+
 def test_workers_that_do_not_fit_the_plan_are_one_line_before_training(tmp_path: Path) -> None:
     write_store(academic(), tmp_path / "store")
     store, parts = Store(tmp_path / "store"), tmp_path / "parts"

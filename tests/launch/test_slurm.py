@@ -59,6 +59,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
+@pytest.mark.thorough  # in a job: below; in directories of their own: test_stage_hosts.py
 def test_tasks_of_srun_train_what_local_workers_do(
         cluster: slurm.Slurm, parts: Path, whole: Path, tmp_path: Path) -> None:
     """Each in a run directory of its own, as on machines that share none."""
@@ -71,6 +72,7 @@ def test_tasks_of_srun_train_what_local_workers_do(
     assert not (tmp_path / "run-1" / "model.safetensors").exists()
 
 
+@pytest.mark.thorough  # workers of torchrun: tests/partition/test_building.py
 def test_tasks_of_srun_write_the_partition_of_one_process(cluster: slurm.Slurm, tmp_path: Path
                                                           ) -> None:
     graph = write_graph(tmp_path)
@@ -82,9 +84,6 @@ def test_tasks_of_srun_write_the_partition_of_one_process(cluster: slurm.Slurm, 
     assert (alone.returncode, done.returncode) == (0, 0), done.stderr
     same = subprocess.run(["diff", "-r", tmp_path / "one", tmp_path / "two"], capture_output=True)
     assert same.returncode == 0, same.stdout
-    twice = cluster.run("srun", "-N", 2, "--ntasks-per-node", 1, "dgl-heta", "predict", tmp_path,
-                        "--out", tmp_path / "p", env=environment(tmp_path))
-    assert "`dgl-heta predict` is for one process, but a scheduler has started 2" in twice.stderr
 
 
 def test_a_job_that_is_preempted_is_requeued_and_comes_to_the_same(
@@ -121,4 +120,5 @@ def test_a_job_that_is_preempted_is_requeued_and_comes_to_the_same(
     assert cluster.state(job)["JobState"] == "COMPLETED", output.read_text()
     # Each of two workers, twice.
     assert output.read_text().count("error: ended by SIGTERM; epoch") == 4, output.read_text()
+    assert output.read_text().count("Report: ") == 1
     assert_same_training(run, whole)

@@ -31,7 +31,7 @@ def launch(place, script: str, *options: object) -> subprocess.Popen[bytes]:
 
 
 def test_a_reader_that_stops_makes_the_processes_wait_and_limits_are_obeyed(place) -> None:
-    with launch(place, WRITES.format(first=""), "--stop-after", 20) as launcher:
+    with launch(place, WRITES.format(first=""), "--stop-after", 12) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline().endswith(b"x\n")
         started, memory = time.monotonic(), psutil.Process(launcher.pid).memory_info
@@ -43,11 +43,12 @@ def test_a_reader_that_stops_makes_the_processes_wait_and_limits_are_obeyed(plac
         assert time.monotonic() - started < PROMPT
         assert launcher.stderr is not None
         error = launcher.stderr.read().decode().splitlines()[-1]
-        assert error.startswith("error: the run was ended after 20 s (--stop-after)")
+        assert error.startswith("error: the run was ended after 12 s (--stop-after)")
     place.assert_nothing_left(within=PROMPT)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [
+    (signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)])
 def test_a_signal_is_obeyed_while_nobody_reads(place, number, status) -> None:
     with launch(place, WRITES.format(first="")) as launcher:
         assert launcher.stdout is not None

@@ -72,7 +72,7 @@ def attention_of(kernel: BaseKernel, block: InEdges, queries: Tensor, states: Te
     return kernel.u_mul_e_sum([block], [states], weights)[0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(blocks())
 def test_compiled_kernels_agree_with_pytorch_and_gradients_of_both_are_right(block) -> None:  # type: ignore[no-untyped-def]
     for (kernel, *inputs), (operators, *_) in zip(cases(FUSED, *block), cases(TORCH, *block)):

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from dgl_heta.graph.source import EdgeArrays, GraphSource, JoinedEdges
 from dgl_heta.launch.worker_builders import WorkerBuilders
 from dgl_heta.store import write_store
 from dgl_heta.store.writer import fill_store
+from tests.support import warm
 from tests.support.building import command, ended, start, write_graph
 from tests.support.stores import RELAXED
 from tests.support.threads import together
@@ -76,12 +76,12 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_workers_of_torchrun_write_one_partition(graph: Path, tmp_path: Path) -> None:
-    alone = subprocess.run([sys.executable, *command(graph, tmp_path / "one", "--stage",
-                                                     str(tmp_path / "staged-one"))],
+    alone = subprocess.run([warm.python(), *command(graph, tmp_path / "one", "--stage",
+                                                    str(tmp_path / "staged-one"))],
                            capture_output=True, text=True, timeout=PATIENCE)
     assert alone.returncode == 0, alone.stderr
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+        [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
          *command(graph, tmp_path / "three", "--json", "--stage", str(tmp_path / "staged-three"))],
         capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,8 @@ def test_a_worker_that_is_killed_ends_the_others_who_leave_nothing(tmp_path: Pat
         "edges": [{"src": "paper", "etype": "cites", "dst": "paper", "files": ["cites-*.npy"]},
                   {"src": "author", "etype": "writes", "dst": "paper", "files": ["writes.npy"]}]}))
     np.save(files / "writes.npy", np.zeros((2, 9), np.int64))
-    workers = [start(rank, 3, tmp_path / "meeting", command(files, out)) for rank in range(3)]
+    workers = [start(rank, 3, tmp_path / "meeting", command(files, out), cold=True)
+               for rank in range(3)]
     try:
         assert until(lambda: any(worker.poll() is not None for worker in workers) or list(
             tmp_path.glob(".out.partial*/store/relations/*-buckets")), PATIENCE)
@@ -174,7 +175,7 @@ def test_a_directory_that_machines_do_not_share_is_refused(graph: Path, tmp_path
 
 def test_methods_of_dgl_are_for_one_process(graph: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, *command(graph, tmp_path / "out", "--method", "random")],
+        [warm.python(), *command(graph, tmp_path / "out", "--method", "random")],
         capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
              "MASTER_PORT": "1"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.staging import Staging, opened_partition
 from dgl_heta.partition.uploading import WRITING
 from dgl_heta.planning.making import make_plan
+from tests.support import warm
 from tests.support.building import ended, start, write_graph
 from tests.support.graphs import academic
 from tests.support.storage import end_credentials, server, storage_port, upload
@@ -43,7 +43,7 @@ def test_two_workers_with_disks_of_their_own_write_what_one_writes_here(
         given = upload(write_graph(tmp_path / "graph"), "bucket/graph")
         words = ["-m", "dgl_heta", "partition", given, "--target", "paper", "--parts", "2",
                  "--json", "--out"]
-        alone = subprocess.run([sys.executable, *words, str(tmp_path / "one")],
+        alone = subprocess.run([warm.python(), *words, str(tmp_path / "one")],
                                capture_output=True, text=True, timeout=PATIENCE)
         assert alone.returncode == 0, alone.stderr
         disks = [tmp_path / f"disk-{rank}" for rank in (0, 1)]
@@ -58,7 +58,7 @@ def test_two_workers_with_disks_of_their_own_write_what_one_writes_here(
                        for file in (tmp_path / "one").rglob("*") if file.is_file()}
         with opened_partition("s3://bucket/parts") as opened:
             assert Staging.of(opened, [1]).write(tmp_path / "staged")
-        again = subprocess.run([sys.executable, *words, "s3://bucket/parts"], capture_output=True,
+        again = subprocess.run([warm.python(), *words, "s3://bucket/parts"], capture_output=True,
                                text=True, timeout=PATIENCE)
         assert again.returncode == 2
         assert "s3://bucket/parts exists; choose another" in again.stderr

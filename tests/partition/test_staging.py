@@ -113,7 +113,6 @@ def degrees_of_cites() -> np.ndarray:
 
 ROWS = "partition.shared=rows"  # else the whole store lets a training choose anew
 PLANS = {
-    "whole relations": (lambda plan: plan, [ROWS], ()),
     "an aggregation for others": (lambda plan: plan.with_owners({"author": 0}), [], ()),
     "a relation cut by ranges": (cut, [ROWS], ()),
     "a relation cut by an array": (cut_by_array, [ROWS], ()),

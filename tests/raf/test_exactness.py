@@ -41,7 +41,7 @@ def check(alone: Results, together: Results) -> None:
 thorough = pytest.mark.thorough  # other numbers of workers than what stands beside it
 
 
-@pytest.mark.parametrize("parts", [2, 3, pytest.param(4, marks=thorough)])
+@pytest.mark.parametrize("parts", [2, *(pytest.param(n, marks=thorough) for n in (3, 4))])
 def test_workers_compute_what_one_process_computes(
         store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
     """All cases on 2 workers; on more, those that differ.
@@ -72,7 +72,7 @@ DELEGATED = ["sum-self_loop", "sum-bases", "mean-self_loop", "mean", "max-self_l
 
 
 @pytest.mark.parametrize(("parts", "first"), [
-    pytest.param(2, 0, marks=thorough), (2, 1), (3, 0), pytest.param(4, 2, marks=thorough)])
+    (3, 0), *(pytest.param(*which, marks=thorough) for which in ((2, 0), (2, 1), (4, 2)))])
 def test_workers_that_aggregate_for_each_other_compute_the_same(
         store: Path, alone: Results, tmp_path: Path, parts: int, first: int) -> None:
     """Learnable types that several partitions use are delegated, whoever has most use for them."""
@@ -88,18 +88,18 @@ def test_trainers_and_shares_that_delegate_compute_the_same(
     check(alone, run(job(store, tmp_path, 3, names, delegate=0, shared=True), tmp_path))
 
 
-@pytest.mark.parametrize("parts", [8])
+@pytest.mark.thorough  # uneven groups: below
 def test_more_workers_than_sub_metatrees_compute_the_same(
-        store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
-    """4 sub-metatrees: 8 workers are two groups (uneven groups have a test of their own)."""
+        store: Path, alone: Results, tmp_path: Path) -> None:
+    """4 sub-metatrees: 8 workers are two groups."""
     names = ["sum-self_loop", "max-self_loop-bases", "mean", "sampled", "three layers",
              "metapaths", "hgt-self_loop", "han", "links"]
-    check(alone, run(job(store, tmp_path, parts, names), tmp_path))
+    check(alone, run(job(store, tmp_path, 8, names), tmp_path))
 
 
 def test_uneven_groups_compute_the_same(store: Path, tmp_path: Path) -> None:
     """9 workers for 4 sub-metatrees: a group of 5 and one of 4; some have no edge to predict."""
-    names = ["sum-self_loop", "han", "hgt-self_loop", "links", "two targets"]
+    names = ["sum-self_loop", "mean", "sampled", "han", "hgt-self_loop", "links", "two targets"]
     (tmp_path / "one").mkdir()
     alone = run(job(store, tmp_path / "one", 1, names, **{"train.batch_size": 27}),
                 tmp_path / "one")
@@ -149,7 +149,8 @@ def test_a_cut_by_edges_computes_the_same(
                          cut="dgl_heta.partition.cutters:EvenEdges"), tmp_path))
 
 
-@pytest.mark.parametrize("cut", [None, True, "permuted", "hubs"])
+@pytest.mark.parametrize("cut", [
+    None, pytest.param(True, marks=thorough), "permuted", "hubs"])
 def test_several_trainers_of_a_partition_compute_the_same(
         store: Path, alone: Results, tmp_path: Path, cut: bool | str | None) -> None:
     names = ["sum-self_loop", "han", "hgt-self_loop", "links", "two targets"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 
@@ -38,13 +39,14 @@ def command(graph: Path, out: Path, *words: str) -> list[str]:
             "--parts", "2", *words]
 
 
-def start(rank: int, of: int, meeting: Path, words: list[str], *before: str, **env: str
-          ) -> subprocess.Popen[str]:
+def start(rank: int, of: int, meeting: Path, words: list[str], *before: str, cold: bool = False,
+          **env: str) -> subprocess.Popen[str]:
     """One of several workers, without a scheduler that would end the others."""
     return subprocess.Popen(
-        [*before, sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(of),
-                        "DGL_HETA_RENDEZVOUS": str(meeting), **env})
+        [*before, sys.executable if cold or before else warm.python(), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
+            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(of),
+            "DGL_HETA_RENDEZVOUS": str(meeting), **env})
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:

@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
 Results = dict[str, list[dict[str, np.ndarray]]]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.thorough), 3])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What the workers computed in each case, with both types of numbers sent."""
     out = tmp_path_factory.mktemp("bfloat16")

@@ -127,7 +127,7 @@ def expected(parts: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "workers", "settings"), [
-    ("1", 1, []), ("2", 2, []), ("3", 3, []),
+    ("1", 1, []), *(pytest.param(str(n), n, [], marks=pytest.mark.thorough) for n in (2, 3)),
     ("cut", 2, ["train.batches=pipeline"]),  # threads of two loaders, whose workers agree
     ("2", 2, ["cache.policy=hotness", "cache.capacity_mb=0.01", "cache.gate=false"]),
 ])

@@ -153,7 +153,7 @@ def test_moments_of_a_loop_are_texts_or_seconds(place: Path, tmp_path: Path) -> 
     assert seed.startswith("seed 4 of 'paper': the seed is at 1735689600000, which is after")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_loop_of_ones_own_computes_what_the_command_does(
         place: Path, tmp_path: Path, workers: int) -> None:
     part = place / "store-2"
@@ -194,7 +194,7 @@ def planted(timed: bool) -> GraphSource:
         times={"note": when, "user": np.full(users, 10 * day)} if timed else {})
 
 
-@pytest.mark.parametrize("model", ["rgcn", "hgt"])
+@pytest.mark.parametrize("model", ["rgcn", pytest.param("hgt", marks=pytest.mark.thorough)])
 def test_no_model_learns_what_only_the_future_shows(tmp_path: Path, model: str) -> None:
     """Without times it does, by heart."""
     found = {}

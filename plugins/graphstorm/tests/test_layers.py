@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SHAPES = [(3, 1), (2, 2)]
+SHAPES = [pytest.param(3, 1, marks=pytest.mark.thorough), (2, 2)]
 """Machines and trainers per machine."""
 HERE = "plugins.graphstorm.tests.layers"
 PROGRAMS = [f'{HERE}:layers "{which}"' for which in ("rgcn", "rgcn few bases", "rgat", "hgt")]

@@ -18,7 +18,7 @@ OPERATORS: dict[str, Any] = {"guests": True, "train.kernel": "merged", "plugins.
 
 
 @pytest.mark.parametrize("model", [
-    "rgcn", "hgt", *(pytest.param(model, marks=pytest.mark.thorough) for model in ("rgat", "han"))])
+    "rgcn", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("hgt", "rgat", "han"))])
 def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
     """On two workers with `merged` against one process with the reference kernel."""
     write_store(with_tasks(academic()), tmp_path / "store")
@@ -48,7 +48,8 @@ EVERY_PLAN = ["sum-self_loop", "max-bases", "sampled", "rgat-self_loop", "hgt-se
 
 
 @pytest.mark.parametrize(("parts", "options"), [
-    (4, {}), (3, {"shared": True}), (3, {"cut": "hubs"}), (4, {"train.trainers": 2})],
+    pytest.param(4, {}, marks=pytest.mark.thorough), (3, {"shared": True}), (3, {"cut": "hubs"}),
+    (4, {"train.trainers": 2})],
     ids=["four", "shares", "hubs", "trainers"])
 def test_every_kind_of_plan_is_exact(reference: tuple[Path, Any], tmp_path: Path, parts: int,
                                      options: dict[str, Any]) -> None:
