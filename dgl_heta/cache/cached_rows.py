@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,9 @@ from dgl_heta.features.row_files import CPU, MappedRows, RowSource, move
 from dgl_heta.features.row_kernels import gather_cached, gather_rows, gather_to
 
 _FILL = 8 * 2**20  # bytes copied at a time
+_REPLACING = threading.Lock()
+"""Held from the look for rows until others have taken their slots: threads of several loaders read.
+"""
 
 
 class CachedRows:
@@ -57,6 +61,15 @@ class CachedRows:
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
         """The rows `ids` (int64, in range), in their order, on a device: (ids, width)."""
+        if not self.slots.replacement:
+            return self._read(ids, device)
+        with _REPLACING:
+            rows = self._read(ids, device)
+            if self.copies[0].is_cuda:  # else another thread's stream could write before this reads
+                torch.cuda.current_stream(self.copies[0].device).synchronize()
+            return rows
+
+    def _read(self, ids: np.ndarray, device: torch.device) -> Tensor:
         self.rows += len(ids)
         if self.devices == (CPU,) and device == CPU and not self.slots.replacement:
             if self.slots.complete:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from dgl_heta.features.row_files import CalledRows, RowSource
 from dgl_heta.features.row_kernels import count_ids
 
 log = logging.getLogger("dgl_heta")
+_OBSERVING = threading.Lock()
 
 
 @dataclass
@@ -110,18 +112,21 @@ class ObservingCache:
         """Rows `ids` (int64, in range) of a feature: (ids, width)."""
         feature = self._features[key]
         if not self.filled:
-            self._observe(feature, ids)
+            with _OBSERVING:  # several threads may read
+                self._observe(feature, ids)
         if feature.cached is not None:
             return feature.cached.read(ids, device)
         feature.rows += len(ids) if self.filled else 0
         return feature.source.read(ids, device)
 
     def _observe(self, feature: _Feature, ids: np.ndarray) -> None:
+        if self.filled:
+            return
         if self._counts is not None or feature.batches >= self._batches:
             self.fill()
-            return
-        count_ids(feature.counts, ids)
-        feature.batches += 1
+        else:
+            count_ids(feature.counts, ids)
+            feature.batches += 1
 
     def fill(self) -> None:
         """Choose rows by what was read so far, and copy them."""

@@ -305,15 +305,15 @@ def make_job(command: Command, part_config: Path, hosts: HostOptions, ssh: SshOp
 def command_of(words: list[str], source: SettingsOptions) -> Command:
     """Return the command of all processes. Settings are checked before anything starts."""
     from dgl_heta.launch.activation import Command, activate
+    from dgl_heta.settings import load_settings, setting_variables
 
     config = source.config
     if config is None and os.environ.get("DGL_HETA_CONFIG"):
         config = Path(os.environ["DGL_HETA_CONFIG"])
     command = Command(tuple(words), config.absolute() if config else None,
-                      tuple(source.overrides))
+                      tuple(source.overrides), bool(setting_variables(os.environ)))
     if command.active:
         from dgl_heta.hooks.manager import plugins
-        from dgl_heta.settings import load_settings
 
         plugins().configured(load_settings(config, source.overrides))
         activate(words, None, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,24 +13,27 @@ from dgl_heta.distdgl.versions import release
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins, plugins, use
 from dgl_heta.settings import load_settings
-from dgl_heta.system.patching import Patch, apply, remove
+from dgl_heta.system.patching import Patch, applied, apply, remove
+
+log = logging.getLogger("dgl_heta")
 
 
 def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) -> None:
     """Let DistDGL scripts use the selected providers from now on, in this process.
 
-    Call it before names are imported out of `dgl.distributed` (`from … import load_partition`).
     With no partition of dgl-heta in play, and none asked for, everything is plain DGL.
 
     Parameters
     ----------
-    config : settings in TOML; default: what DGL_HETA_CONFIG names, or none.
+    config : settings in TOML; default: what DGL_HETA_CONFIG names, or none. Where it is enabled
+        already (`dgl-heta run`), a call without arguments changes nothing.
     settings : overrides, as `--set`: "train.learnable=replica".
 
     Raises
     ------
     InputError
-        A wrong setting, an unknown provider, a version of DGL that is not known.
+        A wrong setting, an unknown provider, a version of DGL that is not known; a graph is open
+        by other settings.
 
     Examples
     --------
@@ -37,7 +41,15 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     >>> dgl_heta.enable(settings=["partition.method=meta"])
     """
     os.environ.setdefault("DGLBACKEND", "pytorch")
+    settings = list(settings)
+    if applied() and config is None and not settings:
+        return  # by `dgl-heta run` or the environment, with settings that stay
     chosen = load_settings(config, settings)
+    if applied() and chosen.model_dump() != process_state().asked.model_dump():
+        if process_state().session is not None:
+            raise InputError("dgl-heta is enabled with other settings, by which a graph is open; "
+                             "call dgl_heta.disable before dgl_heta.enable")
+        log.warning("dgl_heta.enable replaces the settings that dgl-heta was enabled with")
     known = plugins().configured(chosen)
     # All names now, not when they are first used: a typing error ends the script at its first line.
     for kind, name in (("partition backend", chosen.partition.method),
@@ -60,6 +72,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         forget_programs()  # all or nothing
         raise
     use(known)
+    process_state().asked = chosen
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings
 

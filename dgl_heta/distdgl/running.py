@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
 import runpy
@@ -14,6 +13,7 @@ from typing import Any
 
 from dgl_heta.distdgl.activate import enable
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.system.finish import finish
 
 
 def run_program(name: str, arguments: Sequence[str], config: Path | None,
@@ -100,7 +100,5 @@ def _run(name: str, arguments: Sequence[str], start: Callable[[], Any]) -> None:
     end()
     # DistDGL leaves its servers when the interpreter ends; after that the threads of a process
     # group can hang or abort an ordinary exit.
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    finish()
     os._exit(0)

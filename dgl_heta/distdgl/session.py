@@ -307,6 +307,14 @@ def open_session(part_config: str, part: int, settings: Settings, plugins: Plugi
     return use_session(Session(part_config, part, settings, plugins))
 
 
+def leave_session() -> None:
+    """Have no session any longer: the graph that was opened last is none of ours."""
+    state = process_state()
+    if state.session is not None:
+        state.session.close()
+        state.session = None
+
+
 def use_session(session: Session) -> Session:
     """Let a session be that of this process."""
     state = process_state()

@@ -21,12 +21,13 @@ class State:
 
     Attributes
     ----------
+    asked : settings as `enable` was given them.
     settings : in force; the defaults before `enable`.
     session : of the meta-partitioned graph that is open, or None.
     """
 
     def __init__(self) -> None:
-        self.settings = Settings()
+        self.asked = self.settings = Settings()
         self.session: Any = None
         self._instances: dict[type, Any] = {}
 
@@ -49,7 +50,8 @@ class State:
         finally:
             # Instances may look at the session while they are closed, so it goes last.
             self._instances.clear()
-            self.settings, self.session = Settings(), None
+            self.asked = self.settings = Settings()
+            self.session = None
 
 
 _state = State()

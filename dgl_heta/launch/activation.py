@@ -21,11 +21,13 @@ class Command:
     words: tuple[str, ...]
     config: Path | None = None
     overrides: tuple[str, ...] = ()
+    variables: bool = False
+    """Whether variables of the environment are settings."""
 
     @property
     def active(self) -> bool:
         """True if the script runs under `dgl-heta run`."""
-        return self.config is not None or bool(self.overrides)
+        return self.config is not None or bool(self.overrides) or self.variables
 
     @property
     def needs_package(self) -> bool:

@@ -7,6 +7,7 @@ and with `-m MODULE ARGS` from `python -m MODULE ARGS`.
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import sys
@@ -16,9 +17,11 @@ from pathlib import Path
 from dgl_heta.comm.dgl_connections import guard_connections
 from dgl_heta.comm.meeting import meet_by_secret
 from dgl_heta.errors import HetaError
+from dgl_heta.system.finish import flush_files
 
 
 def main() -> None:
+    atexit.register(flush_files)  # of the script, whose names Python does not clear at its end
     meet_by_secret()
     guard_connections()
     named = sys.argv[1] == "-m"
@@ -45,8 +48,7 @@ def main() -> None:
 
 
 def _leave(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_files()
     os._exit(status)
 
 

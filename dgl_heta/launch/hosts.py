@@ -117,11 +117,12 @@ class Hosts(Supervisor):
     def _prepare(self) -> dict[int, dict[str, Any]]:
         job = self.job
         asked = job.only_ask or any(map(job.over_ssh, job.hosts))
+        file = job.command.config  # read once: it may be edited for the next run
+        config = None if file is None else file.read_text(encoding="utf-8")
         for host in job.hosts:
-            over_ssh = job.over_ssh(host)
             write = {"ip_config.txt": write_ip_config(job.hosts)}
-            if over_ssh and job.command.config is not None:
-                write["heta.toml"] = job.command.config.read_text(encoding="utf-8")
+            if config is not None:
+                write["heta.toml"] = config
             self.connections[host.index].send(
                 do="prepare", environment={**job.variables(host), **job.roles.variables},
                 address=host.address, ports=job.roles.ports(host), workdir=str(job.workdir),

@@ -105,8 +105,7 @@ class ScriptJob:
             answer, config = answers[host.index], self.command.config
             directory, cores = answer["directory"], answer["cores"]
             files = Files(f"{directory}/ip_config.txt", str(self.part_config),
-                          None if config is None else f"{directory}/heta.toml"
-                          if self.over_ssh(host) else str(config))
+                          None if config is None else f"{directory}/heta.toml")
             if self.emulated and not self.cores:  # all hosts share the machine's
                 cores = cores // len(self.hosts)
             variables = {**self.variables(host), **({} if secret is None else {SECRET: secret})}

@@ -6,6 +6,7 @@ This is an adapter: it imports dgl.
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ from dgl_heta.system.patching import plain
 DGL_METHODS = ("metis", "random")
 
 OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb", "cut",
-       "shared", "model")
+       "hubs", "shared", "model")
 """Arguments that only the methods of dgl-heta have; None where a call does not give them."""
 
 _WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype"}
@@ -63,6 +64,7 @@ def partition_graph(
     replication: str | None = None,
     memory_mb: float | None = None,
     cut: str | None = None,
+    hubs: float | None = None,
     shared: str | None = None,
     model: str | None = None,
     overwrite: bool = True,
@@ -92,6 +94,7 @@ def partition_graph(
     replication : full, none, or (default) the method's own.
     memory_mb : MB that a partition may hold, as predicted.
     cut : the cutter of relations that are too large for a partition, without replication.
+    hubs : the setting `partition.hubs` (default 1; 0: no node's in-edges are cut).
     shared : whether rows of learnable features that several partitions read move (rows), or one
         partition aggregates them for the others (delegate); auto (default): whichever is expected
         to send fewer bytes.
@@ -186,7 +189,7 @@ def _of_conversion() -> list[str]:
 def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
                 num_hops: int | None, part_method: str, return_mapping: bool, target_ntype: Any,
                 metapaths: Any, hops: int | None, seed: int | None, replication: str | None,
-                memory_mb: float | None, cut: str | None, shared: str | None,
+                memory_mb: float | None, cut: str | None, hubs: float | None, shared: str | None,
                 shared_origin: Origin, model: str | None, overwrite: bool,
                 settings: Iterable[str], **script: Any) -> Any:
     from dgl_heta.graph.readers.dgl_graph import check_graph
@@ -207,14 +210,21 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         targets, hops=depth, metapaths=metapaths, edge_ids=True,
         seed=0 if seed is None else whole("seed", seed, least=0),
         replication=replication, memory_mb=_megabytes(memory_mb),
-        cutter=None if cut is None else registry.get("cutter", cut), shared=shared,
-        shared_origin=shared_origin,
+        cutter=None if cut is None else registry.get("cutter", cut),
+        hubs=1.0 if hubs is None else _hubs(hubs), shared=shared, shared_origin=shared_origin,
         workload=Workload(model=_model(model), in_script=True),
         script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))
     out = Path(out_path)
     result = backend.partition(source, request, out, overwrite=replace)
     return _mapping(g, result) if mapping else None
+
+
+def _hubs(given: Any) -> float:
+    number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not number or not 0 <= float(given) < math.inf:
+        raise InputError(f"hubs is {shown(given)}; it must be a number, 0 or more")
+    return float(given)
 
 
 def _model(name: Any) -> str:

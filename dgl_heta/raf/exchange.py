@@ -153,8 +153,10 @@ class GroupExchange:
             whole = holders.reduce(rows, op)
             # Ties go to the relation that is first in the schema, as on one worker: the minimum of
             # the places. Without it several workers would take the gradient of one number.
-            claims = torch.where(rows == whole, own, NOBODY)
+            # gloo loses NaN, depending on its place; the places tell of it.
+            claims = torch.where(rows.isnan(), -1, torch.where(rows == whole, own, NOBODY))
             winner = holders.reduce(claims, "min")
+            whole = torch.where(winner < 0, torch.nan, whole)
             attained = (claims == winner) & (winner != NOBODY)
             # A row that no relation reaches is 0, as in DGL, not minus infinity.
             whole = torch.where(torch.isinf(whole) & (winner == NOBODY), 0, whole)

@@ -17,6 +17,7 @@ from dgl_heta.settings.read_settings import (
     load_settings,
     read_section,
     section_name,
+    setting_variables,
 )
 from dgl_heta.settings.sections import (
     CacheSettings,
@@ -32,4 +33,5 @@ from dgl_heta.settings.toml import parse_toml, read_toml
 __all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "Origin",
            "PartitionSettings", "RunSettings", "Settings", "TaskSettings", "TrainSettings",
            "check_layers", "default_fanouts", "keys", "load_settings", "parse_fanouts",
-           "parse_toml", "read_section", "read_toml", "section_name", "wrong_fanout"]
+           "parse_toml", "read_section", "read_toml", "section_name", "setting_variables",
+           "wrong_fanout"]

@@ -22,6 +22,12 @@ PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DG
                    "DGL_HETA_READS", "DGL_HETA_MEETING", "DGL_HETA_MACHINE", "DGL_HETA_EVENTS")
 
 
+def setting_variables(environ: Mapping[str, str]) -> list[str]:
+    """The variables of an environment that are settings."""
+    return sorted(name for name in environ
+                  if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES)
+
+
 def load_settings(
     file: str | Path | None = None,
     overrides: Iterable[str] = (),
@@ -55,11 +61,10 @@ def load_settings(
     if file:
         origins |= dict.fromkeys(
             _merge(values, read_toml(Path(file), "settings"), str(file)), Origin.FILE)
-    for name, text in sorted(environ.items()):
-        if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES:
-            section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
-            content = _one(section, key.replace("__", "."), text)
-            origins |= dict.fromkeys(_merge(values, content, f"variable {name}"), Origin.VARIABLE)
+    for name in setting_variables(environ):
+        section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
+        content = _one(section, key.replace("__", "."), environ[name])
+        origins |= dict.fromkeys(_merge(values, content, f"variable {name}"), Origin.VARIABLE)
     name = values.get("model", {}).get("name")
     if isinstance(name, str) and ".py:" in name and name != before:
         raise InputError(f"model.name '{name}' names a file of code, which the command line alone "

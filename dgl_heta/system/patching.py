@@ -64,6 +64,8 @@ def patch_all(targets: Iterable[str], make: Callable[[Any], Any], why: str) -> I
 
 
 _MISSING = object()
+_WITHIN = ("dgl", "torch", "dgl_heta")
+"""Packages whose own names are replaced one by one."""
 
 
 _applied: list[tuple[Any, str, Any]] = []
@@ -93,6 +95,7 @@ def apply(patches: Sequence[Patch]) -> None:
         replaced.append((owner, name, inherited, vars(owner).get(name, _MISSING), patch))
     # By place, because what a class inherits must not be what was put into its parent here.
     before: dict[tuple[int, str], Any] = {}
+    functions: dict[int, Any] = {}
     for owner, name, inherited, own, patch in replaced:
         original = before.get((id(owner), name), inherited)
         replacement = patch.make(original)
@@ -103,6 +106,14 @@ def apply(patches: Sequence[Patch]) -> None:
             _applied.append((owner, name, own))
         before[id(owner), name] = replacement
         setattr(owner, name, replacement)
+        if isinstance(owner, ModuleType):
+            functions[id(inherited)] = replacement
+    for module in [*sys.modules.values()]:  # into which names were imported before
+        if isinstance(module, ModuleType) and module.__name__.partition(".")[0] not in _WITHIN:
+            for name, value in [*vars(module).items()]:
+                if id(value) in functions:
+                    _applied.append((module, name, value))
+                    setattr(module, name, functions[id(value)])
 
 
 def remove() -> None:
@@ -156,8 +167,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def run_and_do(module: ModuleType) -> None:
             run(module)
-            for do in _waiting.pop(name, ()):
+            for do in _waiting.get(name, ()):
                 do(module)
+            _waiting.pop(name, None)  # not before: what fails ends this import, and the next one
 
         spec.loader.exec_module = run_and_do  # type: ignore[method-assign]
         return spec

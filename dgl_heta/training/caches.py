@@ -364,9 +364,18 @@ def attach(training: Training, directory: Path | None = None,
     return caches
 
 
+class _Still(AdamSettings):
+    """A step that takes its time and changes nothing."""
+
+    def constants(self, step: int, scale: float, dtype: torch.dtype) -> tuple[Any, ...]:
+        _, *others, eps = super().constants(step, scale, dtype)
+        return *(type(eps)(0) for _ in (scale, *others)), eps
+
+
 def _use_rows(table: RowTable | CachedTable, low: int, device: torch.device) -> Access:
-    """Read rows and update them by a gradient of zero, which in a new table changes nothing."""
-    adam = AdamSettings()
+    """Read rows and update them by a step that changes nothing: they may be those of a checkpoint.
+    """
+    adam = _Still()
 
     def use(ids: np.ndarray) -> None:
         rows = table.read(ids + low, device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.nn.precision import mixed_precision, widened
 from dgl_heta.raf.backward_end import BackwardEnd
@@ -80,6 +80,7 @@ class DistributedModel(nn.Module):
         self._runs: set[Path] = set()
         self._before: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._given: list[nn.Parameter] = []
+        self._of_all = [*module.parameters()]
         self._backward.actions.append(self._averaged)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -112,7 +113,15 @@ class DistributedModel(nn.Module):
         ------
         HetaError
             The backward pass before it did not come to its end.
+        InputError
+            The module has parameters that workers do not have in common.
         """
+        if self.part.world.size > 1:
+            known = {*map(id, self._of_all)}
+            if later := [n for n, p in self.module.named_parameters() if id(p) not in known]:
+                raise InputError(f"parameters came into the module after it was distributed: "
+                                 f"{listing(later)}; change the module first, and give it to "
+                                 "dgl_heta.distribute then")
         if self._before is not None:
             raise HetaError("the backward pass before this batch failed, so workers do not know "
                             "whose gradients are whole; go on from a checkpoint")

@@ -63,7 +63,7 @@ def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any
         `split`, and `types` as :func:`dgl_heta.training.per_class.per_class` makes them.
     """
     task = resolve(engine.settings.task, engine.store.manifest.task, engine.store.schema)
-    names = {t: class_names(engine.store, t, task.label, task.kind) for t in task.targets or ()}
+    names = {t: class_names(engine.store, t, task) for t in task.targets or ()}
     for split in ("test", "val"):
         if of_type := per_class(evaluated[split].tallies, names):
             return {"split": split, "types": of_type}

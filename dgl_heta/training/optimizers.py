@@ -105,6 +105,10 @@ def load_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) 
         state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, saved in state.items():  # which have their parameter's dtype now (PyTorch 2.1)
+        now = optimizer.state[parameters[number]]
+        now.update({name: now[name].to(value.dtype) for name, value in saved.items()})
 
 
 class Schedule:

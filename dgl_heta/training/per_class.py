@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import ClassTally, LabelTally, Tally, of_classes
 
@@ -18,10 +19,11 @@ CONFUSIONS = 20
 """So many pairs of confused classes are recorded."""
 
 
-def class_names(store: Store, ntype: str, label: str | None, kind: str | None) -> list[str]:
+def class_names(store: Store, ntype: str, task: TaskSettings) -> list[str]:
     """The names of the classes of a node type's label; none where the store has none for it."""
     known, names = store.manifest.task, store.manifest.info.get("classes")
-    own = (known is not None and (ntype, label, kind) == (known.target, known.label, known.kind)
+    own = (known is not None and (ntype, task.label, task.kind, task.table) == (
+        known.target, known.label, known.kind, None)
            and isinstance(names, list) and len(names) == known.num_classes)
     return [str(name) for name in names] if own and names else []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from dgl_heta.features.row_files import CalledRows, MappedRows
 from dgl_heta.features.row_optimizers import AdamSettings, step_by_operators
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.system.memory import capacity_bytes, free_bytes
+from dgl_heta.training.caches import _use_rows
 from tests.support.caches import CPU
 
 POLICIES = {policy.name: policy for policy in built_in()}
@@ -327,3 +329,31 @@ def test_the_step_by_operators_is_the_compiled_step_but_for_the_square_roots_rou
     want = torch.cat([table.value, table.first, table.second], 1)
     torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
     assert torch.equal(got[:, 4:], want[:, 4:])
+
+
+@pytest.mark.parametrize("rule", ["fifo", "clock"])
+def test_threads_of_several_loaders_read_the_rows(rule: str) -> None:
+    rows = np.repeat(np.arange(20_000, dtype=np.float32)[:, None], 8, 1)
+    cached = CachedRows(MappedRows(rows), np.arange(2_000), replacement=rule)
+
+    def wrong(seed: int) -> int:
+        generator, found = np.random.default_rng(seed), 0
+        for _ in range(200):
+            ids = generator.integers(0, len(rows), 2_000)
+            found += int((cached.read(ids).numpy() != rows[ids]).sum())
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(wrong, (1, 2))] == [0, 0]
+
+
+def test_measuring_misses_leaves_rows_and_moments_as_they_are() -> None:
+    """They may be those of a checkpoint."""
+    tables = [RowTable(*torch.rand(3, 50, 4, dtype=dtype).add(1).unbind())
+              for dtype in (torch.float32, torch.float64)]
+    for table in tables:
+        before = [part.clone() for part in (table.value, table.first, table.second)]
+        for used in (table, CachedTable(table, np.arange(0, 50, 2), (CPU,))):
+            _use_rows(used, 0, CPU)(np.arange(1, 30))
+        assert all(map(torch.equal, before, (table.value, table.first, table.second)))
+        assert table.step == 0

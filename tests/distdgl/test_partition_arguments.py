@@ -19,6 +19,7 @@ import dgl_heta
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
 from dgl_heta.partition import arguments
+from dgl_heta.partition import dgl as partition
 from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
 from tests.support import warm
@@ -101,6 +102,7 @@ def test_a_relation_without_edges_is_refused_and_can_be_left_out(door, tmp_path)
     ({"seed": "x"}, "seed is 'x'; it must be a whole number, 0 or more"),
     ({"replication": "half"}, "replication is 'half'; it must be full or none"),
     ({"memory_mb": "much"}, "memory_mb is 'much'; it must be a number above 0"),
+    ({"hubs": -1}, "hubs is -1; it must be a number, 0 or more"),
     ({"memory_mb": -1}, "memory_mb is -1.0; it must be a number above 0"),
     ({"overwrite": "yes"}, "overwrite is 'yes'; it must be True or False"),
     ({"settings": ["partition.seed=3"]}, "settings has 'partition.seed=3', which has no effect"),
@@ -172,6 +174,16 @@ def test_model_layers_in_the_settings_are_the_depth(options, given, depth, warne
     assert [warned in line for line in said()] == ([True] if warned else [])
 
 
+def test_hubs_in_the_settings_reach_the_request(monkeypatch, tmp_path):
+    asked = []
+    made = partition.make_request
+    monkeypatch.setattr(partition, "make_request", lambda *args, **more: (
+        asked.append(more["hubs"]), made(*args, **more))[1])
+    dgl_heta.enable(settings=["partition.method=meta", "partition.hubs=0"])
+    dgl.distributed.partition_graph(graph(), "g", 2, str(tmp_path / "out"))
+    assert asked == [0]
+
+
 def test_metapaths_in_the_settings_are_the_depth(tmp_path, said):
     (tmp_path / "paths.json").write_text('[["cites"], ["rev-at", "writes"]]')
     dgl_heta.enable(settings=["partition.method=meta", "model.layers=3",
@@ -194,7 +206,7 @@ def test_what_settings_overrule_is_said(tmp_path, said):
     dgl_heta.enable(settings=["partition.method=random"])
     dgl.distributed.partition_graph(graph(), "g", 2, str(tmp_path / "dgl"), part_method="meta",
                                     target_ntype="author", overwrite=False)
-    assert said()[2:] == ["no effect on partition_graph, since partition.method = random says "
+    assert said()[3:] == ["no effect on partition_graph, since partition.method = random says "
                           "otherwise: target_ntype='author', overwrite=False"]
     assert (tmp_path / "dgl/part1/graph.dgl").is_file()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers import (
@@ -125,3 +126,14 @@ def test_dgl_graph_without_a_clear_task_says_why(mag):
     paper["label"] = torch.tensor([-1, 0, 0, 0, 0])
     with pytest.raises(InputError, match="node 0 is in train_mask and has label -1"):
         read_dgl_graph(mag, "tiny", target="paper")
+
+
+def test_labels_that_are_a_matrix_are_no_features(mag):
+    del mag.nodes["paper"].data["feat"]
+    mag.nodes["paper"].data["label"] = torch.eye(mag.num_nodes("paper"))[:, :2]
+    source = read_dgl_graph(mag, "tiny")
+    assert {"label", "feat"} & {*source.node_arrays["paper"]} == {"label"}
+    assert source.task is not None
+    assert source.task.kind == "multilabel"
+    mag.nodes["paper"].data["emb"] = torch.ones(mag.num_nodes("paper"), 3)
+    assert read_dgl_graph(mag, "tiny").node_arrays["paper"]["feat"].shape[1] == 3

@@ -105,7 +105,8 @@ def test_any_chunk_size_gives_the_same_edges(tmp_path, parts, size):
 @pytest.mark.parametrize("text", [
     "0,1\n2,3\n", "src,dst\n0,1\n2,3", "\ufeffsrc,dst\n0,1\n2,3\n", "\n\n0,1\n\n2,3\n",
     '"src","dst"\r\n0, 1\r\n2, 3\r\n', '"0","1"\n"2","3"\n', "src;dst\r\n0;1\r\n2; 3\r\n",
-    "src\tdst\n0\t1\n2\t\t3\n", '"0"\t"1"\n2 \t 3',
+    "src\tdst\n0\t1\n2\t\t3\n", '"0"\t"1"\n2 \t 3', "src,dst\r0,1\r2,3\r", "src,dst\r0,1\n2,3\n",
+    "\r\r\nsrc,dst\r\r\n0,1\r\r\n2,3\r\r\n",
 ])
 def test_csv_with_and_without_header(tmp_path, text):
     path = tmp_path / "edges.csv"
@@ -284,3 +285,25 @@ def test_reading_edge_files_imports_neither_dgl_nor_torch(tmp_path):
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True,
                          capture_output=True, text=True, timeout=PATIENCE)
     assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("files", [
+    [{"src_file": "s.npy", "dst_file": "d.npy"}] * 2, ["s.npy", "./s.npy"], ["s.npy", "same.npy"]])
+def test_a_file_is_read_once(tmp_path, files):
+    """Also by another name."""
+    for name in ("s.npy", "d.npy"):
+        np.save(tmp_path / name, np.zeros((2, 2), np.int64))
+    (tmp_path / "same.npy").symlink_to("s.npy")
+    (tmp_path / "metadata.json").write_text(json.dumps({
+        "name": "g", "nodes": {"paper": {"count": 3}}, "edges": cites(*files)}))
+    with pytest.raises(InputError, match=r"files\[1\] is .* again; a file is read once"):
+        read_edge_files(tmp_path)
+
+
+def test_names_of_columns_that_the_file_has_are_not_given_again(tmp_path):
+    (tmp_path / "e.csv").write_text("src,dst\nu,v\n")
+    (tmp_path / "metadata.json").write_text(json.dumps({
+        "name": "g", "nodes": {"paper": {}}, "edges": [
+            {**cites("e.csv")[0], "header": ["src", "dst"]}]}))
+    with pytest.raises(InputError, match=r"e\.csv has the names of its columns in its first line"):
+        read_edge_files(tmp_path)

@@ -62,3 +62,11 @@ def test_a_file_that_is_made_to_take_long_is_refused_in_time(
     with pytest.raises(InputError, match=r"cannot read \S+bomb\.pt as a file saved by"):
         read_saved(tmp_path / "bomb.pt")
     assert time.process_time() - started < 20
+
+
+def test_a_tensor_that_notes_other_signs_is_not_read_without_them(tmp_path: Path) -> None:
+    """`z.conj().imag` keeps the numbers of z, and that their signs are to be flipped."""
+    torch.save(torch.complex(torch.ones(3), torch.ones(3)).conj().imag, tmp_path / "x.pt")
+    assert torch.load(tmp_path / "x.pt").tolist() == [-1, -1, -1]
+    with pytest.raises(InputError, match=r"x\.pt"):
+        torch_file.read_tensor(tmp_path / "x.pt")

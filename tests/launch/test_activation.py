@@ -40,29 +40,36 @@ def test_settings_need_a_python_script_or_module(command):
         activate(command.split(), "h.toml", [])
 
 
-@pytest.mark.parametrize("way", ["option", "set", "variable", "none"])
+def words_of(shown) -> set[tuple[str, ...]]:
+    """The commands of processes, with the settings' file by its name: each host has its own."""
+    return {tuple("heta.toml" if word.endswith("/heta.toml") else word for word in p["command"])
+            for p in shown}
+
+
+@pytest.mark.parametrize("way", ["option", "set", "variable", "setting", "none"])
 def test_without_settings_the_command_is_plain(place, monkeypatch, way):
-    config = place.script("[train]\nlr = 0.1\n", "heta.toml")
+    place.script("[train]\nlr = 0.1\n", "heta.toml")
     place.script("", "t.py")
     options: list[Any] = {"option": ["-c", "heta.toml"], "set": ["--set", "train.lr=0.1"]}.get(
         way, [])
     if way == "variable":
         monkeypatch.setenv("DGL_HETA_CONFIG", "heta.toml")
+    if way == "setting":
+        monkeypatch.setenv("DGL_HETA_TRAIN__LR", "0.1")
     shown = place.run(*place.where("direct", 1), *options, "--dry-run", "--json", "--", "python",
                       "t.py", "-x").json
-    given = {"set": ["--set", "train.lr=0.1"], "none": []}.get(way, ["-c", str(config)])
-    expected = ["-m", *(["dgl_heta", "run", *given] if given else ["dgl_heta.launch.fail_fast"])]
-    assert {tuple(p["command"]) for p in shown} == {(sys.executable, *expected, "t.py", "-x")}
+    given = {"set": ["--set", "train.lr=0.1"], "setting": []}.get(way, ["-c", "heta.toml"])
+    expected = ["dgl_heta.launch.fail_fast"] if way == "none" else ["dgl_heta", "run", *given]
+    assert words_of(shown) == {(sys.executable, "-m", *expected, "t.py", "-x")}
 
 
 def test_a_module_runs_under_dgl_heta_or_plainly(place):
-    config = place.script("[train]\nlr = 0.1\n", "heta.toml")
-    for options, runner in ((["-c", "heta.toml"], ["dgl_heta", "run", "-c", str(config)]),
+    place.script("[train]\nlr = 0.1\n", "heta.toml")
+    for options, runner in ((["-c", "heta.toml"], ["dgl_heta", "run", "-c", "heta.toml"]),
                             ([], ["dgl_heta.launch.fail_fast"])):
         shown = place.run(*place.where("direct", 1), *options, "--dry-run", "--json", "--",
                           "python", "-m", "package.module", "-x").json
-        assert {tuple(p["command"]) for p in shown} == {
-            (sys.executable, "-m", *runner, "-m", "package.module", "-x")}
+        assert words_of(shown) == {(sys.executable, "-m", *runner, "-m", "package.module", "-x")}
 
 
 @pytest.mark.parametrize(("kind", "options", "word", "expected"), [

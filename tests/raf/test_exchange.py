@@ -296,3 +296,19 @@ def test_a_type_without_seeds_is_not_exchanged() -> None:
         return len(comm.calls)
 
     assert together(len(SIZES), work) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_what_is_no_number_stays_so_in_extremes(op: str) -> None:
+    """Though the collective loses it; other rows are as they are without."""
+    def work(comm: ThreadComm) -> Tensor:
+        exchange, block = GroupExchange(comm), block_of(comm.rank, True)
+        exchange.begin()
+        x, first = values(comm.rank, SEEDS), torch.zeros(SEEDS, WIDTH, dtype=torch.int32)
+        x[SeedShares(SIZES, comm.rank).local(torch.arange(SEEDS)) == 3, comm.rank] = torch.nan
+        return exchange.reduce_extreme(x, first, op, block, "paper")
+
+    whole = dense([values(rank, SEEDS) for rank in range(len(SIZES))])
+    whole = whole.amax(0) if op == "max" else whole.amin(0)
+    whole[3, :len(SIZES)] = torch.nan
+    torch.testing.assert_close(torch.cat(together(len(SIZES), work)), whole, equal_nan=True)

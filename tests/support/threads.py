@@ -14,7 +14,10 @@ from dgl_heta.comm.collectives import Comm, Traffic
 
 Result = TypeVar("Result")
 _OPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda x: x.sum(0), "max": lambda x: x.amax(0), "min": lambda x: x.amin(0)}
+    # gloo loses some NaN; here all are lost.
+    "sum": lambda x: x.sum(0), "max": lambda x: x.where(x == x, -torch.inf).amax(0)
+    if x.is_floating_point() else x.amax(0), "min": lambda x: x.where(x == x, torch.inf).amin(0)
+    if x.is_floating_point() else x.amin(0)}
 
 
 class ThreadComm(Comm):

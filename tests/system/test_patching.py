@@ -67,6 +67,17 @@ def test_nothing_is_replaced_where_a_name_is_not_there(module) -> None:
     assert not applied()
 
 
+def test_names_that_were_imported_before_are_replaced_too(module, monkeypatch) -> None:
+    other = ModuleType("imports_of_a_test")
+    other.word = other.alias = own = module.word  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, other.__name__, other)
+    apply([Patch("patched_by_a_test:word", around("core"), ""),
+           Patch("patched_by_a_test:word", around("plugin"), "")])
+    assert other.word() == other.alias() == "plugin(core(own))"
+    remove()
+    assert other.word is other.alias is own
+
+
 def test_a_module_is_waited_for_until_it_is_imported(tmp_path, monkeypatch) -> None:
     """Who asks for its spec may not import it, and an import may fail."""
     (tmp_path / "waited_for.py").write_text("import no_such_module_of_a_test\n")
@@ -89,3 +100,17 @@ def test_a_module_is_waited_for_until_it_is_imported(tmp_path, monkeypatch) -> N
         assert len(heard) == 3
     finally:
         sys.modules.pop("waited_for", None)
+
+
+def test_what_fails_when_a_module_is_imported_fails_again(tmp_path, monkeypatch) -> None:
+    """Somebody may swallow it the first time."""
+    (tmp_path / "waited_for_in_vain.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fail(_: ModuleType) -> None:
+        raise InputError("a wrong setting")
+
+    when_imported("waited_for_in_vain", fail)
+    for _ in range(2):
+        with pytest.raises(InputError, match="a wrong setting"):
+            importlib.import_module("waited_for_in_vain")

@@ -13,7 +13,7 @@ from sklearn import metrics as known
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import InputError
-from dgl_heta.settings import load_settings
+from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.metrics import KINDS, ClassTally, LabelTally, RankTally, ValueTally
 from dgl_heta.training.per_class import class_names, per_class
@@ -198,6 +198,10 @@ def test_names_of_classes_are_those_of_the_store(tmp_path: Path) -> None:
     source.info["classes"] = ["one", "two", "three", "four"]
     write_store(source, tmp_path / "store")
     made = Store(tmp_path / "store")
-    assert class_names(made, "paper", "label", "classification") == source.info["classes"]
-    assert class_names(made, "paper", "other", "classification") == []
-    assert class_names(made, "author", "label", "classification") == []
+    own = TaskSettings(label="label", kind="classification")
+    assert class_names(made, "paper", own) == source.info["classes"]
+    assert class_names(made, "paper", TaskSettings(label="other", kind="classification")) == []
+    assert class_names(made, "author", own) == []
+    # The labels of a table are others, whatever their column is called.
+    table = TaskSettings(label="label", kind="classification", table="churn.parquet")
+    assert class_names(made, "paper", table) == []

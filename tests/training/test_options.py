@@ -160,17 +160,19 @@ def test_a_rate_falls_where_scores_fall_and_not_where_they_rise() -> None:
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
 
 
-def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(
+        tmp_path: Path, dtype: torch.dtype) -> None:
     assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam"} <= set(usable())
 
     def steps(table: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
         for number in range(2):
-            table.grad = torch.linspace(-1.0, 2.0, 6).view(3, 2) + number
+            table.grad = torch.linspace(-1.0, 2.0, 6, dtype=dtype).view(3, 2) + number
             optimizer.step()
 
     for name in usable():
         train = settings(optimizer=name).train
-        table = nn.Parameter(torch.ones(3, 2))
+        table = nn.Parameter(torch.ones(3, 2, dtype=dtype))
         optimizer = optimizers.make_optimizer([table], train)
         steps(table, optimizer)
         copy = nn.Parameter(table.detach().clone())
@@ -179,7 +181,7 @@ def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(tmp_path:
         optimizers.load_state(other, load_file(tmp_path / name))
         for one, its in ((table, optimizer), (copy, other)):
             steps(one, its)
-        assert not torch.equal(table, torch.ones(3, 2)), name
+        assert not torch.equal(table, torch.ones(3, 2, dtype=dtype)), name
         assert torch.equal(table, copy), name
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.store import Store, write_store
+from dgl_heta.training.distributed import DistributedModel
 from tests.support import warm
 from tests.support.cuts import deal_pieces
 from tests.support.graphs import academic
@@ -234,6 +236,18 @@ def test_a_last_step_with_fewer_seeds_can_be_left_out(parts: Path) -> None:
     assert [len(batch.seeds["paper"]) for batch in every] == [4, 4, 3]
     assert [len(batch.seeds["paper"]) for batch in most] == [4, 4]
     assert len(most) == 2
+
+
+def test_parameters_that_come_after_distribute_are_refused() -> None:
+    """Their gradients would not be averaged, and their first values are each worker's own."""
+    module = torch.nn.Linear(2, 2)
+    model: Any = SimpleNamespace(
+        part=SimpleNamespace(world=SimpleNamespace(size=2)), module=module, _before=None,
+        _of_all=[*module.parameters()])
+    assert DistributedModel.begin(model)
+    module.head = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(InputError, match=r"after it was distributed: head\.weight; change the mod"):
+        DistributedModel.begin(model)
 
 
 def test_links_of_types_that_are_no_targets_are_refused(parts: Path) -> None:

@@ -20,7 +20,7 @@ from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.programs import check_programs
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows import node_data
-from dgl_heta.distdgl.session import open_session
+from dgl_heta.distdgl.session import leave_session, open_session
 from dgl_heta.distdgl.state import selected, wrapper_for_any_graph
 from dgl_heta.distdgl.training.parallel import check_no_plain_module
 from dgl_heta.distdgl.versions import homes
@@ -32,9 +32,12 @@ from dgl_heta.system.patching import patch_all
 
 
 def open_graph(graph: Any, part_config: str | None) -> None:
-    """Open the session of a new DistGraph, if its partition is a meta-partition."""
+    """Open the session of a new DistGraph, if its partition is a meta-partition. The graph that was
+    opened last counts."""
+    node_data.forget_cached()
     config = part_config or os.environ.get("DGL_CONF_PATH")
     if config is None or not is_part_config(config):
+        leave_session()
         node_data.open_graph(graph)
         wrapper = wrapper_for_any_graph()
         if wrapper is not None and wrapper.own_part():

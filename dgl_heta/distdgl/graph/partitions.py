@@ -82,7 +82,7 @@ def keep_earlier(kept: bool) -> None:
 
 _SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",
              "replication": "replication", "memory_mb": "memory_mb", "cut": "cut",
-             "shared": "shared"}
+             "hubs": "hubs", "shared": "shared"}
 """Arguments that settings of the section `partition` have as well."""
 
 

@@ -136,13 +136,17 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
 
 def open_graph(graph: Any) -> None:
     """Note the node data of a graph that DGL partitioned, which may be cached from now on."""
-    names = state_of(_Cached).names
-    names.clear()
     if selected().cache.policy_on(False) == "none":
         return
     data = graph._ndata_store
     tables = [data] if len(graph.ntypes) == 1 else [data[t] for t in graph.ntypes]
-    names.update(tensor._name for table in tables for tensor in table.values())
+    state_of(_Cached).names = {tensor._name for table in tables for tensor in table.values()}
+
+
+def forget_cached() -> None:
+    """Another graph is opened: its node data may have the same names."""
+    cached = state_of(_Cached)
+    cached.cache, cached.names = None, set()
 
 
 def _cache_in_force() -> ObservingCache | None:

@@ -20,7 +20,7 @@ import numpy as np
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, ParquetColumns
 from dgl_heta.graph.readers.column_values import arrow, sort_of
-from dgl_heta.graph.readers.whole_numbers import header_lines, pairs
+from dgl_heta.graph.readers.whole_numbers import header_bytes, pairs
 from dgl_heta.graph.source import PIECE, EdgeSource
 from dgl_heta.system.remote_files import RemotePath, file_path
 
@@ -274,7 +274,7 @@ class CsvEdges:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._header = header_lines(path)
+        self._header = header_bytes(path)
 
     @cached_property
     def num_edges(self) -> int:

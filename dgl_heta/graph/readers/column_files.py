@@ -164,6 +164,9 @@ class TextColumns(ColumnFile):
         if form.header is not None and len(form.header) != len(first):
             raise InputError(f"{path} has {len(first)} columns in its first line, but \"header\" "
                              f"is {quoted(list(form.header))}; it must name them all")
+        if form.header == tuple(first):
+            raise InputError(f"{path} has the names of its columns in its first line; leave "
+                             "\"header\" out")
         self.names = _apart(path, form.header or first)
 
     def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:

@@ -177,8 +177,8 @@ def _names(data: Mapping[str, Any], ntype: str, chosen: str | None, notes: list[
         if names.pop("feat", None):
             notes.append(f"node data 'feat' of '{ntype}' left out: '{chosen}' are its features")
         names[chosen] = "feat"
-    matrices = [key for key in names if data[key].is_floating_point() and data[key].dim() == 2
-                and data[key].shape[1]]
+    matrices = [key for key, name in names.items() if name not in ("label", *MASKS)
+                and data[key].is_floating_point() and data[key].dim() == 2 and data[key].shape[1]]
     if "feat" not in names.values() and len(matrices) == 1:
         names[matrices[0]] = "feat"  # as in the GraphBolt reader: a type's only vector
     elif "feat" not in names.values() and matrices:

@@ -406,21 +406,24 @@ def _files(directory: Path, files: Any, where: str
     """The files of an entry, each with how messages name it; a pair has the ends of edges apart."""
     if not isinstance(files, list) or not files:
         raise InputError(f"{where}: 'files' must be a list with at least one file")
-    once: set[Path] = set()
+    once: set[tuple[Path, ...]] = set()
     for index, item in enumerate(files):
         entry = f"{where}: files[{index}]"
         if isinstance(item, dict):
             _keys(item, entry, required=("src_file", "dst_file"))
             src, dst = (inside(directory, item[key], f"{entry}: '{key}'")
                         for key in ("src_file", "dst_file"))
-            yield (src, dst), f"{entry} is {_short(item)}"
-            continue
-        for path in files_of(directory, item, entry):
-            if path in once:
-                raise InputError(f"{entry} is '{item}', which names {path} again; a file is read "
-                                 "once")
-            once.add(path)
-            yield path, f"{entry} is '{item}'"
+            found: list[tuple[Path, ...]] = [(src, dst)]
+            named = _short(item)
+        else:
+            found, named = [(path,) for path in files_of(directory, item, entry)], f"'{item}'"
+        for paths in found:
+            there = tuple(path.resolve() for path in paths)
+            if there in once:
+                raise InputError(f"{entry} is {named}, which names {' and '.join(map(str, paths))} "
+                                 "again; a file is read once")
+            once.add(there)
+            yield (paths[0], paths[1]) if len(paths) == 2 else paths[0], f"{entry} is {named}"
 
 
 def _keys(item: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> None:

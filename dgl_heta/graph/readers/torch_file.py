@@ -382,8 +382,9 @@ def _apply(function: Any, arguments: Any) -> Any:
     name = function.text if isinstance(function, _Name) else type(function).__name__
     if name == "torch._utils._rebuild_tensor_v2":
         storage, offset, shape, strides = arguments[:4]
+        notes = any(arguments[6:])  # that numbers stand for others: is_neg, is_conj
         if isinstance(storage, _Storage) and len(shape) <= _MOST_DIMENSIONS >= len(strides) and (
-                all(map(_is_int, (offset, *shape, *strides)))):
+                not notes and all(map(_is_int, (offset, *shape, *strides)))):
             return _Tensor(storage, offset, shape, strides)
     elif name == "torch._utils._rebuild_parameter" and isinstance(arguments[0], _Tensor):
         return arguments[0]

@@ -26,7 +26,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def pairs(path: Path, size: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Two whole numbers per line, int64, in arrays of at most `size`; the first lines left out.
+    """Two whole numbers per line, int64, in arrays of at most `size`; `skip` bytes are left out.
 
     Between them is a comma, a semicolon or a tab. Blank lines count for nothing. A number may have
     a sign and stand in double quotes.
@@ -41,24 +41,21 @@ def pairs(path: Path, size: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np
     line, rest = 1, b""
     rows: int = 0
     for block in file_blocks(path):
+        line += block.count(b"\n", 0, skip)
+        block, skip = block[skip:], max(skip - len(block), 0)
         data = rest + block if rest else block
-        while skip and (end := data.find(b"\n") + 1):
-            data, skip, line = data[end:], skip - 1, line + 1
-        if skip:
-            rest = data
-        else:
-            # The last line may go on in the next block.
-            whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if block else len(data)
-            text, start = np.frombuffer(data, np.uint8), 0
-            while start < whole:
-                rows, start, bad = map(int, _parse(text, start, whole, first, second, rows))
-                if bad:
-                    raise _wrong(path, data, start, line, bad)
-                if rows == size or (rows and not block):
-                    yield first[:rows], second[:rows]
-                    first, second, rows = np.empty(size, np.int64), np.empty(size, np.int64), 0
-            line += data.count(b"\n", 0, whole)
-            rest = data[whole:]
+        # The last line may go on in the next block.
+        whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 if block else len(data)
+        text, start = np.frombuffer(data, np.uint8), 0
+        while start < whole:
+            rows, start, bad = map(int, _parse(text, start, whole, first, second, rows))
+            if bad:
+                raise _wrong(path, data, start, line, bad)
+            if rows == size or (rows and not block):
+                yield first[:rows], second[:rows]
+                first, second, rows = np.empty(size, np.int64), np.empty(size, np.int64), 0
+        line += data.count(b"\n", 0, whole)
+        rest = data[whole:]
         if len(rest) > LONGEST_LINE:
             raise InputError(f"{path}, line {line}, has more than {LONGEST_LINE} bytes; every line "
                              "must be two whole numbers: source id, destination id")
@@ -66,8 +63,8 @@ def pairs(path: Path, size: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np
         yield first[:rows], second[:rows]
 
 
-def header_lines(path: Path) -> int:
-    """Number of lines to skip: up to and including a header, or 0.
+def header_bytes(path: Path) -> int:
+    """Number of bytes to skip: up to and including a header, or 0.
 
     A first line in which no field is a number is a header.
 
@@ -81,7 +78,8 @@ def header_lines(path: Path) -> int:
         data, ended = data + block, not block
         if len(data) > LONGEST_LINE or ended:
             break
-    for number, line in enumerate(data.splitlines(), start=1):
+    lines = data.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             if len(line) >= LONGEST_LINE:
                 raise InputError(f"cannot read {path} as CSV: its first line has more than "
@@ -91,7 +89,8 @@ def header_lines(path: Path) -> int:
             except UnicodeDecodeError as error:
                 raise InputError(f"cannot read {path} as CSV: {error}") from None
             fields = [field.strip().strip('"') for field in re.split("[,;\t]", text)]
-            return number if len(fields) > 1 and all(f and not _is_number(f) for f in fields) else 0
+            named = len(fields) > 1 and all(f and not _is_number(f) for f in fields)
+            return sum(map(len, lines[:number])) if named else 0
     return 0
 
 

@@ -169,7 +169,7 @@ class PredictionJob:
             raise InputError(f"--what probabilities is for classes; the model was trained for "
                              f"{task.kind}: ask for predictions or scores")
         ids = store.ids(ntype)
-        names = class_names(store, ntype, task.label, task.kind)
+        names = class_names(store, ntype, task)
         best = (self.what == "predictions" and task.kind == "classification"
                 and (self.out.suffix == ".csv" or (self.out.suffix == ".parquet" and bool(ids))))
         return Output(self.what, ids, names if self.what != "embeddings" else [], best)

@@ -107,8 +107,10 @@ def _table(summary: dict[str, Any]) -> None:
         "model": f"{summary['model']}, {summary['parts']} parts by {summary['method']}, "
                  f"{summary['workers']} worker{'s' * (summary['workers'] != 1)}",
         "replication factor": f"{summary['replication_factor']:.3f}",
-        "accuracy": f"test {summary['test_acc']:.4f}, validation {summary['val_acc']:.4f} "
-                    f"(epoch {summary['best_epoch']})",
+        "accuracy": ", ".join(f"{name} {summary[key]:.4f}" if summary[key] is not None else
+                              f"no {name} nodes" for name, key in (
+                                  ("test", "test_acc"), ("validation", "val_acc")))
+                    + f" (epoch {summary['best_epoch']})",
         "loss": f"{summary['loss']:.4f}",
         "seconds per epoch": f"{summary['epoch_seconds']:.3f}",
         "bytes sent per epoch": f"{summary['bytes_sent_per_epoch']:,.0f} by a worker",

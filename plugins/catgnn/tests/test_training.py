@@ -80,6 +80,20 @@ def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path):
     assert runs[-1][0]["bytes_sent_per_epoch"] == pytest.approx(3 * per_round / 5, rel=0.25)
 
 
+def test_without_validation_nodes_the_last_model_is_kept(tmp_path):
+    source = graph()
+    arrays = next(iter(source.node_arrays.values()))
+    arrays["test_mask"], arrays["val_mask"] = arrays["val_mask"] | arrays["test_mask"], (
+        np.zeros_like(arrays["val_mask"]))
+    written, _ = cut(source, tmp_path, parts=2)
+    request = TrainRequest(str(written.part_config), "gcn", workers=1, epochs=3,
+                           run_dir=tmp_path / "run")
+    summary, _ = train(request, tmp_path, hidden=8)
+    assert summary["val_acc"] is None
+    assert summary["best_epoch"] == 3
+    assert summary["test_acc"] == summary["last_test_acc"] > 0
+
+
 def test_the_average_is_weighted_by_training_nodes_and_moments_are_the_parts_own(tmp_path):
     """Against a loop of its own in plain PyTorch, one optimizer object for each part."""
     _, parts = cut(graph(), tmp_path, parts=3)

@@ -58,6 +58,16 @@ class LinkNeighborLoader(NeighborLoader):
         if weights != {True}:
             raise InputError("neg_sampling has weights, unknown on a partition; leave them out")
         self._type, self._links = _links(part, edge_label_index)
+        every = len(edge_label_index) != 2 or edge_label_index[1] is None
+        if every and not (edge_label is None is edge_label_time):
+            raise InputError("edge_label and edge_label_time are in the order of the links, which "
+                             "a partition has in another; give edge_label_index as (edge type, "
+                             "ids of the ends)")
+        if edge_label is not None and self._negative is not None:
+            if self._negative.is_triplet():
+                raise InputError("neg_sampling is 'triplet', which has no edge_label; leave it out")
+            if edge_label.numel() and edge_label.min() == 0:  # as in PyG: 0 is of negative links
+                edge_label = edge_label + 1
         self._label = edge_label
         if edge_label is not None and len(edge_label) != self._links.shape[1]:
             raise InputError(f"edge_label has {len(edge_label)} rows, and there are "

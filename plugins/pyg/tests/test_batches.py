@@ -141,6 +141,8 @@ def test_what_a_loader_cannot_be_is_refused(part: dgl_heta.Partition, arguments:
     ({"edge_label_index": (("paper", "sites", "paper"), LINKS)}, "'paper sites paper' is not in"),
     ({"edge_label": torch.ones(3)}, "edge_label has 3 rows, and there are 4 links"),
     ({"neg_sampling": NegativeSampling("binary", dst_weight=torch.ones(120))}, "has weights"),
+    ({"edge_label_index": CITES, "edge_label": torch.ones(360)}, "give edge_label_index as"),
+    ({"edge_label": torch.ones(4), "neg_sampling": "triplet"}, "which has no edge_label"),
     ({"num_neighbors": [3]}, "1 fanout for a partition of 2 hops"),
     ({"disjoint": True}, "LinkNeighborLoader's disjoint is not known"),
 ])
@@ -166,6 +168,10 @@ def test_batches_of_links_have_their_own(part: dgl_heta.Partition, store: Store)
         mean = batch.mean(torch.arange(5.0))
         assert mean == 2
     assert {*of(first[0])[:, 2:].ravel()} != {*of(second[0])[:, 2:].ravel()}
+    for classes, labels in (([0, 1, 2, 0], [1, 2, 3, 1]), ([1, 2, 3, 1], [1, 2, 3, 1])):
+        (batch,) = LinkNeighborLoader(  # as in PyG: 0 is of negative links
+            part, [1, 1], (CITES, LINKS), torch.tensor(classes), "binary", batch_size=4)
+        assert batch[CITES].edge_label.tolist() == [*labels, 0, 0, 0, 0]
     (batch,) = LinkNeighborLoader(part, [1, 1], CITES, batch_size=10**6)
     csc = store.relation(dgl_heta.Relation(*CITES))
     assert np.array_equal(of(batch)[0], csc.indices)

@@ -19,7 +19,7 @@ SPLITS = {"train": TRAIN, "val": VAL, "test": TEST}
 
 def evaluate(parts: TrainingParts, model: Any, world: Comm, *, full: bool = True,
              whole: bool = True) -> dict[str, float]:
-    """Shares of right predictions, by split; all workers call it alike.
+    """Shares of right predictions, by split that has nodes; all workers call it alike.
 
     With `whole` all nodes are computed layer by layer, each part's own ones from their full
     neighbour lists and the states of the layer below, which are in files that the workers of this
@@ -39,7 +39,7 @@ def evaluate(parts: TrainingParts, model: Any, world: Comm, *, full: bool = True
                 out = model(local.graph, local.graph.ndata["feat"])[:local.own]
                 counts += _right(parts, local.nodes[:local.own], out)
     right, total = world.all_reduce(counts, cause="control").view(2, 3).tolist()
-    return {split: r / max(n, 1) for split, r, n in zip(SPLITS, right, total)}
+    return {split: r / n for split, r, n in zip(SPLITS, right, total) if n}
 
 
 def _whole(parts: TrainingParts, model: Any, world: Comm, own: range, loops: bool, dtype: Any

@@ -51,7 +51,8 @@ def train(parts: Any, job: dict[str, Any], world: Comm, report: Callable[[dict[s
     """Train in this process, as the worker that `world` says; the summary, by names of figures.
 
     After `eval_every` epochs, when models have been averaged, the average is evaluated; the test
-    accuracy is that with the best validation accuracy (CATGNN, §5.1).
+    accuracy is that with the best validation accuracy (CATGNN, §5.1), without validation nodes the
+    last one.
     """
     from dgl_heta_catgnn.training.evaluation import evaluate
     from dgl_heta_catgnn.training.turns import Turns
@@ -70,7 +71,7 @@ def train(parts: Any, job: dict[str, Any], world: Comm, report: Callable[[dict[s
                                 whole=job["whole"])
             line |= {f"{split}_acc": value for split, value in accuracy.items()}
             spent += time.perf_counter() - before
-            if not best or line["val_acc"] > best["val_acc"]:
+            if not best or "val_acc" not in line or line["val_acc"] > best["val_acc"]:
                 best = {**line, "state": turns.state}
         metrics.append(line)
         report({"event": "epoch", **line})
@@ -78,8 +79,8 @@ def train(parts: Any, job: dict[str, Any], world: Comm, report: Callable[[dict[s
     if job.get("run_dir") and world.rank == 0:
         _save(Path(job["run_dir"]), metrics, best["state"])
     return {"epochs": choices.epochs, "steps": steps, "loss": metrics[-1]["loss"],
-            **{f"{split}_acc": best[f"{split}_acc"] for split in ("train", "val", "test")},
-            "best_epoch": best["epoch"], "last_test_acc": metrics[-1]["test_acc"],
+            **{f"{split}_acc": best.get(f"{split}_acc") for split in ("train", "val", "test")},
+            "best_epoch": best["epoch"], "last_test_acc": metrics[-1].get("test_acc"),
             "epoch_seconds": seconds / choices.epochs, "metrics": metrics}
 
 
