@@ -30,8 +30,10 @@ def run_program(name: str, arguments: Sequence[str], config: Path | None,
         It failed.
     """
     path = Path(name)
+    safe = getattr(sys.flags, "safe_path", False)  # from Python 3.11 on
     if module:
-        sys.path[0] = str(Path.cwd())
+        if not safe:
+            sys.path[0] = str(Path.cwd())
         package = name.partition(".")[0]
         if not package or importlib.util.find_spec(package) is None:  # imports nothing
             raise _no_module(name)
@@ -41,7 +43,7 @@ def run_program(name: str, arguments: Sequence[str], config: Path | None,
     from dgl_heta.distdgl.graph.partitions import keep_earlier
 
     keep_earlier(not overwrite)
-    if not module:
+    if not module and not safe:
         sys.path[0] = str(path.resolve().parent)  # as Python does; it was the command's own
     _run(name, arguments, (lambda: _start(name)) if module else (
         lambda: runpy.run_path(name, run_name="__main__")))

@@ -72,17 +72,15 @@ def selected() -> Settings:
     return _state.settings
 
 
-OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimizer_options",
-               "schedule", "schedule_options", "clip_grad_norm", "class_weights", "early_stopping",
-               "metrics", "monitor", "autocast", "eval_fanouts", "eval_every",
-               "latest", "strictly_before")
-"""Settings of `train` that `dgl-heta train` alone follows; a script decides these itself."""
+FOR_SCRIPTS = ("wrapper", "learnable", "kernel", "batches", "sampling_threads", "complete_states",
+               "lazy_features", "exchange_dtype", "seed_states", "dtype", "trainers")
+"""Settings of `train` that scripts follow, or refuse; they decide the others themselves."""
 
 
 def without_effect(settings: Settings) -> str | None:
     """Return a line on settings that are given and have no effect on a script, or None."""
     asked = settings.asked("train")
-    given = [f"train.{key}" for key in OF_TRAINING if key in asked]
+    given = [f"train.{key}" for key in sorted(asked) if key not in FOR_SCRIPTS]
     given += [f"task.{key}" for key in sorted(settings.asked("task"))]
     given += ["run.loggers"] * bool(settings.run.loggers)
     if not given:

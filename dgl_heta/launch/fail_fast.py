@@ -31,7 +31,8 @@ def main() -> None:
         if named:  # whose path begins with the working directory, as this process's does
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            sys.path[0] = str(Path(script).resolve().parent)
+            if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+                sys.path[0] = str(Path(script).resolve().parent)
             runpy.run_path(script, run_name="__main__")
     except SystemExit as leave:
         if leave.code in (None, 0):

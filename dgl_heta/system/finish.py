@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import os
+import stat
 import sys
 import threading
+from typing import Any
 
 
 def finish() -> None:
@@ -17,14 +20,22 @@ def finish() -> None:
 
 
 def flush_files() -> None:
-    """Write out what is in buffers of files that are open, also of the script's own."""
+    """Write out what is in buffers: of standard output and errors, and of files that a script has
+    open. Pipes and sockets of its own are left: who reads them may have stopped."""
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     # By type(): asked whether it is an instance, a proxy may answer for what it stands for.
-    for file in [each for each in gc.get_objects() if type(each) in kinds]:
+    files: list[Any] = [each for each in gc.get_objects() if type(each) in kinds]
+    for file in [*filter(None, (sys.stdout, sys.stderr)), *filter(_on_disk, files)]:
         try:
-            if not file.closed:
-                file.flush()
+            file.flush()
         except BrokenPipeError:  # nobody reads it any longer
             continue
         except OSError as error:
             print(f"error: cannot write {file.name}: {error.strerror or error}", file=sys.stderr)
+
+
+def _on_disk(file: Any) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # it is closed, or has no number
+        return False

@@ -106,7 +106,7 @@ def apply(patches: Sequence[Patch]) -> None:
             _applied.append((owner, name, own))
         before[id(owner), name] = replacement
         setattr(owner, name, replacement)
-        if isinstance(owner, ModuleType):
+        if isinstance(owner, ModuleType) and callable(inherited):
             functions[id(inherited)] = replacement
     for module in [*sys.modules.values()]:  # into which names were imported before
         if isinstance(module, ModuleType) and module.__name__.partition(".")[0] not in _WITHIN:

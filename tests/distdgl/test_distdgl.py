@@ -18,7 +18,7 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl.activate import every_patch
-from dgl_heta.distdgl.state import OF_TRAINING, process_state, selected, without_effect
+from dgl_heta.distdgl.state import FOR_SCRIPTS, process_state, selected, without_effect
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import open_partition
@@ -412,13 +412,10 @@ def test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do(gr
             if not text.startswith(expected[name])} == {}
 
 
-def test_every_setting_of_training_serves_scripts_or_is_said_to_have_no_effect():
-    serve = {"batch_size", "global_batch_size", "fanouts", "seed", "wrapper", "learnable", "kernel",
-             "batches", "complete_states", "lazy_features", "exchange_dtype", "device", "threads",
-             "sampling_threads"}  # or `auto`'s predictions
-    refused = {"trainers", "seed_states", "dtype"}
-    averages = {"precompute_mb"}  # of models without layers
-    assert {*OF_TRAINING} == {*TrainSettings.model_fields} - serve - refused - averages
+def test_settings_that_scripts_decide_themselves_are_said_to_have_no_effect():
+    assert {*FOR_SCRIPTS} < {*TrainSettings.model_fields}
+    given = Settings.model_validate({"train": {"seed": 7, "wrapper": "raf", "batch_size": 9}})
+    assert ": train.batch_size, train.seed (of" in str(without_effect(given))
     assert without_effect(Settings()) is None
     logged = Settings.model_validate({"run": {"loggers": ["tensorboard"]}})
     assert "run.loggers" in str(without_effect(logged))

@@ -196,6 +196,12 @@ def test_broken_json_is_one_error(tmp_path, text):
         open_source(tmp_path)
 
 
+def test_a_key_that_stands_twice_is_named(tmp_path):
+    (tmp_path / "metadata.json").write_text('{"name": "g", "nodes": {"a": {}, "a": {}}}')
+    with pytest.raises(InputError, match=r"metadata\.json has 'a' twice in one object"):
+        read_edge_files(tmp_path)
+
+
 def test_pickled_arrays_are_refused_and_not_run(tmp_path):
     write_edge_files(tmp_path, edges=cites("bomb.npy"))
     bomb = np.empty(2, object)

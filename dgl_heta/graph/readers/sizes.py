@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,16 @@ def check_archive(path: Path) -> None:
 
 
 def parse_json(text: str, path: Path) -> Any:
-    """The content of a JSON file."""
+    """The content of a JSON file, in which each key of an object stands once."""
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key, count in Counter(k for k, _ in pairs).items() if count > 1)
+            raise InputError(f"{path} has '{twice}' twice in one object")
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=once)
     except RecursionError:
         raise InputError(f"{path} is not JSON: it is nested too deeply") from None
     except ValueError as error:
