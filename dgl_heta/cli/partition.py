@@ -97,7 +97,7 @@ def partition(
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
         shared=settings.partition.shared, shared_origin=settings.origin("partition.shared"),
         workload=Workload(
-            model=settings.model.name, in_script=True,
+            model=settings.model.name, hidden=settings.model.hidden, in_script=True,
             wire_itemsize=wire_itemsize(settings.train)))
     notes = [*without_labels(opened, request.target, settings.task),
              *of_one_class(opened, request.target, settings.task)]

@@ -40,8 +40,10 @@ app = typer.Typer()
 class WorkOptions:
     """Options for the workload that a prediction is made for."""
 
-    batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024
-    hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64
+    batch_size: Annotated[int | None, typer.Option(
+        help="Seeds per worker, for the prediction. Default: train.batch_size.")] = None
+    hidden: Annotated[int | None, typer.Option(
+        help="Hidden width, for the prediction. Default: model.hidden.")] = None
     fanouts: Annotated[str | None, typer.Option(
         help="Neighbours per relation and layer, input layer first, for the comparison and the "
         "prediction without replication. Default: 25, then 20.")] = None
@@ -53,8 +55,11 @@ class WorkOptions:
 
         fanouts = (() if hops is None or not self.fanouts
                    else parse_fanouts(self.fanouts, hops, "--fanouts"))
-        return Workload(at_least_one(self.batch_size, "--batch-size"),
-                        at_least_one(self.hidden, "--hidden"),
+        batch, hidden = self.batch_size, self.hidden
+        return Workload(at_least_one(settings.train.batch_size if batch is None else batch,
+                                     "--batch-size"),
+                        at_least_one(settings.model.hidden if hidden is None else hidden,
+                                     "--hidden"),
                         fanouts=fanouts,
                         wire_itemsize=wire_itemsize(settings.train))
 
@@ -188,7 +193,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import replace
 
-    from dgl_heta.cli.requests import cutter_of, partition_request, targets_of
+    from dgl_heta.cli.requests import cutter_of, filled, partition_request, targets_of
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.gpu import HOST, REACHED, check
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
@@ -225,11 +230,12 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     if own is not None and own.num_parts == cluster.machines:
         chosen, method = own, own.method
     else:
+        options = filled(options, settings)
         method = options.method or "meta"
         backend = registry.get("partition backend", method)
         chosen = backend.plan(opened.schema, partition_request(
             backend, opened, options, parts=cluster.machines, hops=hops,
-            replication=options.replication or "full", workload=workload,
+            workload=workload,
             cutter=cutter_of(options, registry), shared=settings.partition.shared))
     counted, fields, how = _counted(opened, chosen, workload, cluster, coefficients,
                                     options.seed or 0)

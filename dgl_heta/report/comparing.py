@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def compared(runs: Mapping[str, Run]) -> Comparison:
         ["parameters", *(_text(as_number(s.get("parameters")), "{:,.0f}".format)
                          for s in summaries)]]
     return Comparison(runs, [row for row in rows if set(row[1:]) - {_NONE, "0 B"}],
-                      _differences(summaries))
+                      _differences(runs.values()))
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
@@ -153,11 +153,13 @@ def _metric_panels(runs: Mapping[str, Run]) -> dict[str, dict[str, list[tuple[fl
             for metric in metrics}
 
 
-def _differences(summaries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Data sets, models, settings and versions that are not the same in all runs."""
+def _differences(runs: Iterable[Run]) -> list[list[str]]:
+    """Graphs, models, settings and versions that are not the same in all runs."""
     values = [{**{key: s[key] for key in ("dataset", "model") if key in s},
+               **dict(flat(as_mapping(run.started.get("graph")), "graph.")),
                **dict(flat(as_mapping(s.get("settings")))),
-               **dict(flat(as_mapping(s.get("versions"))))} for s in summaries]
+               **dict(flat(as_mapping(s.get("versions"))))}
+              for run in runs for s in [run.summary]]
     aside = {"run.directory", "model.name" if any("model" in v for v in values) else ""}
     rows = []
     for key in dict.fromkeys(key for settings in values for key in settings):

@@ -75,6 +75,7 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
     start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume, said)
     last, stopped = start, _stops(settings, start, best)
     if first:
+        (run_dir / "summary.json").unlink(missing_ok=True)  # of fewer epochs: the run goes on
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []

@@ -252,6 +252,19 @@ def test_without_replication_partitions_run_each_edge_once_and_fit_a_limit(plan,
     assert max(load.memory for load in loads) <= 1_300_000_000
 
 
+def test_what_is_predicted_is_the_methods_plan_by_the_settings(plan, tmp_path):
+    def sent(*args):
+        _, out, _ = plan("--cluster", tmp_path / "c.toml", "--json", *args)
+        return {one["system"]: one["bytes_per_step"] for one in json.loads(out)["systems"]
+                }["dgl-heta"]
+
+    none = sent("--replication", "none")
+    assert sent() != none == sent("--set", "partition.replication=none")
+    drawn = ("--method", "relation-random")
+    assert sent(*drawn) == sent(*drawn, "--replication", "none")
+    assert sent() != sent("--hidden", 256) == sent("--set", "model.hidden=256")
+
+
 def test_as_many_parts_as_machines_may_be_said(plan, tmp_path):
     assert plan("--cluster", tmp_path / "c.toml", "--parts", 2)[:2] == plan(
         "--cluster", tmp_path / "c.toml")[:2]

@@ -168,5 +168,10 @@ def test_what_cannot_be_predicted_is_said(
             main()
         assert left.value.code == 2
         assert message in " ".join(capfd.readouterr().err.split())
+    other = with_tasks(academic())
+    other.node_arrays["paper"]["feat"] = other.node_arrays["paper"]["feat"] + 1  # as many, others
+    write_store(other, tmp_path.parent / "other")
+    with pytest.raises(InputError, match="was trained on another graph than the one in"):
+        predict(run_dir, tmp_path / "a.npy", store=str(tmp_path.parent / "other"))
     assert json.loads((run_dir / "summary.json").read_text())["metric"] == "accuracy"
     assert sorted(os.listdir(tmp_path)) == ["run", "there.npy"]

@@ -12,6 +12,8 @@ import pytest
 
 from dgl_heta import cli
 from dgl_heta.report.changed import changed_settings
+from dgl_heta.report.comparing import compared
+from dgl_heta.report.reading import Run
 from dgl_heta.settings import Settings
 from tests.support.runs import Page, epoch, summary, write_run
 
@@ -114,3 +116,11 @@ def test_only_settings_that_differ_are_shown() -> None:
     assert changed_settings(settings) == {"model.layers": 3, "plugins.pipeline.depth": 2}
     settings["train"]["fanouts"] = [25, 20]
     assert changed_settings(settings)["train.fanouts"] == [25, 20]
+
+
+def test_graphs_of_one_name_may_differ() -> None:
+    runs = {}
+    for name, nodes in (("one", 320), ("other", 270)):
+        runs[name] = run = Run()
+        run.summary, run.started = {"dataset": "toy"}, {"graph": {"nodes": nodes}}
+    assert ["graph.nodes", "320", "270"] in compared(runs).differences

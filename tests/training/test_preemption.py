@@ -59,6 +59,14 @@ def test_a_run_goes_on_within_the_epoch_in_which_sigterm_ended_it(tmp_path: Path
     train(store, fewer, *last, SLURM_RESTART_COUNT="1")  # a launcher that was requeued
     assert_same_training(fewer, one)
 
+    # A run that goes on has not ended any longer, with the figures of fewer epochs.
+    assert (one / "summary.json").exists()
+    again = ENDED_IN_STEP_3.replace("settings=settings", "settings=settings, resume=True")
+    stopped = subprocess.run([warm.python(), "-c", again, store, one, *SETTINGS],
+                             capture_output=True, text=True, timeout=PATIENCE)
+    assert stopped.returncode == 143, stopped.stderr
+    assert not (one / "summary.json").exists()
+
 
 def test_auto_resume_needs_a_directory_that_it_would_find_again(tmp_path: Path) -> None:
     write_store(academic(), tmp_path / "store")

@@ -74,7 +74,7 @@ class PredictionJob:
         spec, _, provider = read_spec(self.run_dir, registry, self.model)
         settings = self._of_model(settings, provider)
         check_weights(self.run_dir)
-        if spec.schema != store.schema:
+        if (spec.schema, recorded["graph"]) != (store.schema, store.manifest.to_json()["sha256"]):
             raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
                              f"one in {store.directory}")
         task = resolve(settings.task, store.manifest.task, store.schema)
@@ -189,6 +189,9 @@ class PredictionJob:
             raise InputError("this model runs batch by batch, on its targets alone "
                              f"({listing(plan.targets)}); embeddings and other types need a model "
                              "of layers (rgcn, rgat, hgt, han) without metapaths")
+        if self.parts not in (None, plan.num_parts):
+            raise InputError(f"--parts is {self.parts}, but this model runs batch by batch, on the "
+                             f"{plan.num_parts} partitions of its training; leave it out")
         return plan
 
 
@@ -215,7 +218,7 @@ def _recorded(run_dir: Path) -> dict[str, Any]:
                          "job.json")
     job = read_signed(file, "resume the run to write it again")
     if not (isinstance(job.get("settings"), dict) and isinstance(job.get("store"), str)
-            and isinstance(job.get("plan"), dict)):
-        raise InputError(f"{file} is not of a run of `dgl-heta train`: it says no settings, store "
-                         "and plan")
-    return {key: job[key] for key in ("settings", "store", "plan")}
+            and isinstance(job.get("plan"), dict) and isinstance(job.get("graph"), str)):
+        raise InputError(f"{file} is not of a run of `dgl-heta train`: it says no settings, store, "
+                         "graph and plan")
+    return job
