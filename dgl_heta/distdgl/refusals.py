@@ -99,6 +99,13 @@ AUTOGRAD: dict[str, Refusal] = {
         "module {name} has a backward hook, which would see this machine's part of a gradient "
         "alone; {remedy}", _AVERAGED,
         "distdgl/test_programs.py::test_what_would_see_a_part_of_a_gradient_is_refused"),
+    "a merge that reads another of its layer": Refusal(
+        "a merge of the first layer that reads what another one on the same block gave",
+        "the second one runs",
+        "a merge of relations reads what another merge on the same block gave (a sum to divide by, "
+        "a gate); rows of other trainers' seeds are not complete there; {remedy}",
+        "set train.complete_states = true", "distdgl/test_programs.py::"
+        "test_merges_that_read_others_and_looks_at_gradients_outside_of_modules_are_refused"),
     "gradient of an input": Refusal(
         "gradients of inputs below the first layer (perturbed inputs, saliency)",
         "the first layer runs",

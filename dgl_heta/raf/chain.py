@@ -170,6 +170,7 @@ class Chain:
     def __init__(self, number: int = 0, watch: Watch | None = None) -> None:
         self.number, self.watch, self.length = number, watch or Watch(), 0
         self.tokens = [torch.zeros(1, requires_grad=torch.is_grad_enabled())]
+        self.tokens[0].heta_token = True  # type: ignore[attr-defined]  # no input of the script's
         self._living: weakref.ref[_Life] | None = None
 
     def link(self, rows: Tensor, forward: Map, adjoint: Adjoint) -> Tensor:

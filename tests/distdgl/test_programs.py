@@ -126,6 +126,29 @@ def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
     assert "trainer 1 waits at torch.distributed.barrier()" in str(first.error)
 
 
+AGAIN = {
+    'softmax_by_hand "train"': "reads what another merge on the same block gave",
+    'between_wrapped "hook"': "register_hook on a tensor",
+    'between_wrapped "retain"': "retain_grad",
+    "hooked_parameters": "hook", "late_model": "SGD.step", "other_dtype": "rows of torch.float64"}
+
+
+def test_merges_that_read_others_and_looks_at_gradients_outside_of_modules_are_refused(
+        tmp_path) -> None:
+    names = {program: f"{HERE}.again:{program}" for program in AGAIN}
+    found = run([*names.values()], 2, 1, tmp_path, raf=True)
+    assert {program: found[name][0].error for program, name in names.items()
+            if AGAIN[program] not in str(found[name][0].error)} == {}
+
+
+def test_in_inference_merges_may_read_others(tmp_path) -> None:
+    """And with complete states in training."""
+    by_hand = f"{HERE}.again:softmax_by_hand"
+    assert differences([f'{by_hand} "evaluate"'], 2, 1, tmp_path) == {}
+    assert differences([f'{by_hand} "train"'], 2, 1, tmp_path / "complete",
+                       settings=["train.complete_states=true"]) == {}
+
+
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES[1:])
 def test_gradients_that_are_asked_for_are_as_in_plain_dgl(machines: int, trainers: int, tmp_path
                                                           ) -> None:

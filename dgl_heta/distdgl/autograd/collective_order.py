@@ -87,6 +87,11 @@ class CollectiveOrder(Watch):
             self._call = before
 
     @property
+    def running(self) -> bool:
+        """True inside a backward pass."""
+        return self._running
+
+    @property
     def under_way(self) -> bool:
         """True if a wrapped module runs."""
         return self._call is not None
@@ -105,7 +110,8 @@ class CollectiveOrder(Watch):
         if not torch.is_grad_enabled():
             return
         if block.layer == 1 and self.checking and self.group.size > 1:
-            check_inputs(inputs, self.parameters if self.wrapped_only else None)
+            check_inputs(inputs, self.parameters if self.wrapped_only else None,
+                         complete=not block.reads)
         chain = self._chain
         if chain is None or self._call is None or self._last_call is not self._call or (
                 self._open[chain.number][1]() is not block.done):

@@ -56,7 +56,7 @@ from dgl_heta.distdgl.autograd.gradient_check import (
     mark_leaf,
     mark_rows,
 )
-from dgl_heta.distdgl.autograd.partial_gradients import watch
+from dgl_heta.distdgl.autograd.partial_gradients import has_hooks, watch
 from dgl_heta.distdgl.autograd.trace import Trace, tidy
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.refusals import refuse
@@ -69,7 +69,9 @@ from dgl_heta.system.nested import items_of, of_type
 
 T = TypeVar("T")
 _PASSES = 3
-"""The first backward passes, in which parameters below merges are looked for."""
+"""The first backward passes, in which hooks of parameters below merges are looked for."""
+_LOOK = "dgl-heta look"
+"""In the metadata of a node of autograd's graph: by what a script looks at its gradient."""
 _NOT = "not proved: whether the loss depends on rows of the group's batch"
 
 
@@ -94,6 +96,7 @@ class LossScope:
         self._checked: set[int] = set()  # structures of graphs above merges
         self._below: Any = WeakTensorKeyDictionary()  # parameters below merges
         self._passes = 0
+        self._looks = False  # whether the script has put a hook on a tensor
         self._trace: Trace | None = None
         # Of the trace's batches the sets of merges that their blocks have in common, by which
         # blocks are known as theirs.
@@ -228,8 +231,9 @@ class LossScope:
             return
         above, trace, text = AboveMerges(roots), self._trace, None
         self._passes += 1
-        if trace is not None or self._passes < _PASSES:
-            self._watch_below(roots)
+        if self._looks or self._passes < _PASSES:
+            self._check_looks(roots)
+        self._watch_below(roots)
         if above.marked and (trace is not None or above.structure not in self._checked):
             text = _depends(self._gradients(above, grads))
         if trace is not None:
@@ -244,6 +248,28 @@ class LossScope:
                 text = self._of_any_trainer(trace, text, trace.numbers(roots))
         if text is not None:
             refuse("loss", text=text)
+
+    def look(self, tensor: Tensor, call: str) -> None:
+        """Note that a script looks at a tensor's gradient, by a hook or by retain_grad."""
+        if self._holds:
+            self._looks = True
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.metadata[_LOOK] = call  # type: ignore[index]
+
+    def _check_looks(self, roots: Sequence[Tensor]) -> None:
+        """
+        Raises
+        ------
+        HetaError
+            The script would see a part of a gradient below a merge.
+        """
+        rows = [node.next_functions[0][0] for node in walk(roots) if is_link(node)]
+        for node in walk_below([node for node in rows if node is not None]):
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and has_hooks(leaf):
+                refuse("hook of a parameter", name=f"of shape {tuple(leaf.shape)}")
+            if call := node.metadata.get(_LOOK):
+                refuse("look at a gradient inside a model", call=call)
 
     def _watch_below(self, roots: Sequence[Tensor]) -> None:
         """Mark gradients of parameters below merges from now on, unless they are averaged at

@@ -32,27 +32,38 @@ def check_hooks(module: nn.Module) -> None:
         A hook of the script's would be given a part of a gradient.
     """
     for name, parameter in module.named_parameters():
-        after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        if parameter._backward_hooks or any(
-                not getattr(hook, "dgl_heta", False) for hook in after.values()):
+        if has_hooks(parameter):
             refuse("hook of a parameter", name=name)
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             refuse("backward hook of a module", name=name or type(part).__name__)
 
 
-def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> None:
+def has_hooks(leaf: Tensor) -> bool:
+    """Return whether a script has put a hook on a leaf's gradient."""
+    after = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+    return bool(leaf._backward_hooks) or any(
+        not getattr(hook, "dgl_heta", False) for hook in after.values())
+
+
+def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None,
+                 complete: bool = False) -> None:
     """
     Raises
     ------
     HetaError
         A tensor that is no parameter, and no rows of a DistEmbedding, would get a gradient; or a
-        parameter that is none of the `wrapped` ones.
+        parameter that is none of the `wrapped` ones. Or what a merge of the same layer gave is
+        read, whose rows of other trainers' seeds are not `complete`.
     """
     tensors = [x for x in of_type(Tensor, inputs) if x.requires_grad]
     leaves = [x for x in tensors if x.is_leaf] + [
         node.variable for node in walk(tensors) if hasattr(node, "variable")]
     for leaf in leaves:
+        if getattr(leaf, "heta_token", False):
+            if not complete:
+                refuse("a merge that reads another of its layer")
+            continue
         if not isinstance(leaf, nn.Parameter) and not getattr(leaf, "heta_rows", False):
             refuse("gradient of an input", shape=tuple(leaf.shape))
         if wrapped is not None and not any(leaf is p for p in wrapped):

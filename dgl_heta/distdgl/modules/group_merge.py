@@ -150,8 +150,10 @@ def merge_agreed(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggrega
     `complete`: rows that no edge reads on this machine, too.
     """
     block = layer.block
-    if complete or (callable(aggregate) and aggregate is not hetero._stack_agg_func):
-        block = replace(block, reads={})  # a callable may look at all rows together
+    # A callable may look at all rows together; in inference nothing tells what will read them.
+    if complete or not torch.is_grad_enabled() or (
+            callable(aggregate) and aggregate is not hetero._stack_agg_func):
+        block = replace(block, reads={})
     # Partial sums travel, and each would be rounded in half precision; DGL rounds the whole once.
     precise = merge_dtype(like.dtype)
     flat = _flat([(_beside(edges, value), value) for edges, value in parts], shape, precise)
@@ -286,6 +288,11 @@ def _form(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]) -
         return RowForm(shapes.pop(), functools.reduce(torch.promote_types, dtypes)
                        ) if shapes else None
     agreed = agreed_form(layer, owner, shapes, dtypes)
+    for dtype in dtypes:
+        if agreed is not None and torch.promote_types(dtype, agreed.dtype) != agreed.dtype:
+            raise HetaError(f"relations into '{ntype}' give rows of {dtype}, and gave "
+                            f"{agreed.dtype} before in this epoch; use a HeteroGraphConv of its "
+                            "own for each dtype")
     for shape in shapes:
         if agreed is None or shape != agreed.shape:
             raise HetaError(f"relations into '{ntype}' give rows of shape {tuple(shape)} here and "

@@ -69,10 +69,22 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
         all of them.
     """
     layer = layer_to_merge(g)
-    with merge_scope(layer, {t: dict(g.srcnodes[t].data) for t in g.srctypes}) as tell_merged:
+    given = [{t: dict(g.srcnodes[t].data) for t in g.srctypes}, _destinations_read(g, etype_dict)]
+    with merge_scope(layer, given) as tell_merged:
         updated = _update(g, layer, etype_dict, cross_reducer, tell_merged)
     for ntype in updated if apply_node_func is not None else ():
         g.apply_nodes(apply_node_func, ALL, ntype)  # as DGL does: it names the type alone
+
+
+def _destinations_read(g: Any, etype_dict: Any) -> dict[str, list[Tensor]]:
+    """Return the data of destinations that functions may read, by node type."""
+    read: dict[str, list[Tensor]] = {}
+    for etype, (message, reduce, *_) in etype_dict.items():
+        ntype, fields = g.to_canonical_etype(etype)[2], Functions(message, reduce).fields
+        read.setdefault(ntype, []).extend(
+            x for name, x in g.dstnodes[ntype].data.items()
+            if name != NID and (fields is None or ("v", name) in fields))
+    return read
 
 
 def _update(g: RafBlock, layer: Layer, etype_dict: Mapping[Any, Any], cross_reducer: Any,

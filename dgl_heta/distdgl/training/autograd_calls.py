@@ -57,6 +57,8 @@ def _looked_at(original: Any) -> Any:
         if session is not None and not self.is_leaf and session.group.size > 1 and (
                 session.order.under_way and session.order.checking):
             refuse("look at a gradient inside a model", call=original.__name__)
+        if session is not None and not session.order.running:
+            session.scope.look(self, original.__name__)
         if session is not None and args and callable(args[0]):
             args = (_but_in_checks(args[0], session), *args[1:])
         return original(self, *args, **kwargs)
