@@ -13,7 +13,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.packaged import DISTRIBUTIONS
 from dgl_heta.hooks.protocols import Adapt
-from dgl_heta.system.patching import when_imported
+from dgl_heta.system.patching import no_longer, when_imported
 
 _ADAPTED = "__dgl_heta_adapted__"
 """Attribute of a module that was adapted. What was done to it stays after `disable()`, so that the
@@ -41,6 +41,7 @@ def watch_programs(plugins: Plugins) -> None:
 def forget_programs() -> None:
     """Adapt no module that is imported from now on."""
     _watched.clear()
+    no_longer(_adapt)
 
 
 def _adapt(module: ModuleType) -> None:

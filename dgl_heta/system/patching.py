@@ -148,6 +148,17 @@ def when_imported(module: str, do: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _FINDER)
 
 
+def no_longer(do: Callable[[ModuleType], None]) -> None:
+    """Do it with no module any more; the finder goes where nothing else waits."""
+    for name, waiting in [*_waiting.items()]:
+        if do in waiting:
+            waiting.remove(do)
+        if not waiting:
+            del _waiting[name]
+    if not _waiting and _FINDER in sys.meta_path:
+        sys.meta_path.remove(_FINDER)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds a module as all others do, and does what waits for it once it has run.
 
