@@ -234,8 +234,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         method = options.method or "meta"
         backend = registry.get("partition backend", method)
         chosen = backend.plan(opened.schema, partition_request(
-            backend, opened, options, parts=cluster.machines, hops=hops,
-            workload=workload,
+            backend, opened, options, parts=cluster.machines, hops=hops, workload=workload,
             cutter=cutter_of(options, registry), shared=settings.partition.shared))
     counted, fields, how = _counted(opened, chosen, workload, cluster, coefficients,
                                     options.seed or 0)

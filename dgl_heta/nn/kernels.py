@@ -361,8 +361,7 @@ def first_extreme(rows: Tensor, messages: Tensor, zeros: Tensor, op: str,
     order = torch.arange(len(rows), device=rows.device) if order is None else order
     with torch.no_grad():
         index = rows.unsqueeze(1).expand_as(messages)
-        best = torch.full_like(zeros, EXTREMES[op])
-        own = best.scatter_reduce(0, index, messages, "a" + op)
+        own = torch.full_like(zeros, EXTREMES[op]).scatter_reduce(0, index, messages, "a" + op)
         attained = messages == join(own, op)[rows]
         places = torch.where(attained, order.unsqueeze(1), _NOWHERE)
         first = places.new_full(zeros.shape, _NOWHERE).scatter_reduce(0, index, places, "amin")
@@ -370,8 +369,7 @@ def first_extreme(rows: Tensor, messages: Tensor, zeros: Tensor, op: str,
         first = join(torch.where(own.isnan(), -1, first), "min")
         chosen = attained & (places == first[rows])
     messages = torch.where(chosen, messages, 0)  # no product: infinity times 0 is no number
-    out = join(zeros.index_add(0, rows, messages), "sum")
-    return torch.where(first < 0, torch.nan, out)
+    return torch.where(first < 0, torch.nan, join(zeros.index_add(0, rows, messages), "sum"))
 
 
 def _edge_max(csc: InEdges, scores: Tensor) -> Tensor:

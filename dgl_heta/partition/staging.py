@@ -40,7 +40,7 @@ from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Pieces, Staged, pieces_of, pieces_sum, plan_sum
-from dgl_heta.system.checksums import KEY, file_sum
+from dgl_heta.system.checksums import file_sum
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.remote_files import RemotePath, blocks, is_remote
 
@@ -91,7 +91,7 @@ class Staging:
         files, whose = _files(store, plan, chosen, *_also(store, also))
         return cls(source, partition.graph_name, store, plan, partition.files, Staged(
             chosen, plan.num_parts, plan_sum(plan.to_json()),
-            store.manifest.to_json()[KEY], files), whose, tuple(also))
+            store.manifest.checksum, files), whose, tuple(also))
 
     @property
     def entries(self) -> list[ArrayEntry]:
@@ -272,7 +272,7 @@ def opened_partition(source: str) -> Iterator[OpenedPartition]:
         pointers = [item.indptr.file for item in manifest.relations if item.relation in cut]
         for file in pointers:
             _fetch(files / file, here / file)
-        Staged((), plan.num_parts, plan_sum(plan.to_json()), manifest.to_json()[KEY],
+        Staged((), plan.num_parts, plan_sum(plan.to_json()), manifest.checksum,
                dict.fromkeys(pointers)).save(here)
         opened, plan = open_partition(scratch, verify=True)
         yield OpenedPartition(source, name, opened, plan, files)

@@ -129,6 +129,11 @@ class Manifest:
         return next(r.arrays for r in self.relations if r.relation == kind)
 
     @property
+    def checksum(self) -> str:
+        """Its own checksum, by which a graph is known: those of all files are in it."""
+        return str(self.to_json()["sha256"])
+
+    @property
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.entries())
 

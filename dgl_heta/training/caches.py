@@ -98,7 +98,7 @@ class Profiler:
         together = {} if train.global_batch_size is None else {
             "global_batch_size": train.global_batch_size}
         return {
-            "graph": _digest(part.store.manifest.to_json()["sha256"]),
+            "graph": _digest(part.store.manifest.checksum),
             "plan": _digest(part.plan.to_json()), "workers": part.world.size,
             "fanouts": train.fanouts, "batch_size": train.batch_size,
             "seed_states": train.seed_states, "learnable": train.learnable,
@@ -109,7 +109,7 @@ class Profiler:
     def _machine(self) -> dict[str, Any]:
         part = self.part
         return {**hardware(part.device), "disk": os.stat(part.store.directory).st_dev,
-                "graph": _digest(part.store.manifest.to_json()["sha256"]),
+                "graph": _digest(part.store.manifest.checksum),
                 "workers": part.local, "reads": part.static.reads,
                 "fits": part.fits, "learnable": part.settings.cache.tables,
                 "dtype": part.settings.train.dtype, "width": part.learnable.width}

@@ -74,7 +74,7 @@ class Identity:
         planned = plan.to_json()
         for entry in planned.get("ownership", ()):
             del entry["file"]  # its content counts, not where it lies
-        sums = store.manifest.to_json()["sha256"]
+        sums = store.manifest.checksum
         content = [sums, planned, *sections.values()]
         if own:
             content.append(own)

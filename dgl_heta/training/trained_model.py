@@ -34,7 +34,6 @@ _SIZES = ("layers", "hidden", "heads", "bases", "self_loop", "layer_norm", "drop
           "reduce", "subsets")
 
 
-
 def write_weights(path: Path, model: nn.Module, learnable: LearnableFeatures, world: Comm) -> None:
     """Write the parameters and all learnable features as one file, on worker 0; all call it.
 

@@ -1,14 +1,9 @@
-"""The drop-in without a network: switching on and off, partitions, DistDGL's standalone mode."""
+"""The drop-in without a network: partitions, what is loaded of them, DistDGL's standalone mode."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import dgl
 import dgl.distributed
@@ -17,33 +12,16 @@ import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.distdgl.activate import every_patch
-from dgl_heta.distdgl.state import FOR_SCRIPTS, process_state, selected, without_effect
+from dgl_heta.distdgl.state import FOR_SCRIPTS, without_effect
 from dgl_heta.errors import InputError
-from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.settings import Settings, TrainSettings
-from dgl_heta.system import patching
-from tests.support import warm
 from tests.support.dist_access import CHOSEN, SEEDS
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases
-from tests.support.waiting import PATIENCE
+from tests.support.standalone import run
 
 SUPPORT = Path(__file__).parents[1] / "support"
-MISSING = object()
-
-
-@pytest.fixture
-def off() -> Iterator[None]:
-    """Switch dgl-heta off after the test."""
-    yield
-    dgl_heta.disable()
-
-
-@pytest.fixture
-def on(off: None) -> None:
-    dgl_heta.enable()
 
 
 @pytest.fixture(scope="module")
@@ -55,140 +33,6 @@ def graph():
 def two(graph, tmp_path_factory) -> Path:
     """The part_config of two meta-partitions."""
     return parts(graph, 2, tmp_path_factory.mktemp("two") / "parts")
-
-
-def there() -> dict[str, object]:
-    """What stands at every name that is patched."""
-    found = {}
-    for patch in every_patch(Plugins(guests=False)):
-        owner, name = patch.place()
-        found[patch.target] = vars(owner).get(name, MISSING)
-    return found
-
-
-def run(*command: object, heta: bool, status: int = 0) -> str:
-    """Run a script in standalone mode, with or without dgl-heta; returns what it wrote."""
-    words = [warm.with_dgl(), *(["-m", "dgl_heta", "run"] if heta else []), *map(str, command)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("DGL_DIST_MODE", None)
-    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, timeout=PATIENCE,
-                          stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode == status, done.stdout
-    return done.stdout
-
-
-# --- switching on and off --------------------------------------------------------------------
-
-
-def test_disable_puts_every_name_back(off):
-    before = there()
-    assert len(before) == len(every_patch(Plugins(guests=False)))
-    dgl_heta.enable()
-    assert patching.applied()
-    during = there()
-    assert [t for t in before if during[t] is before[t]] == []
-    dgl_heta.enable()
-    again = there()
-    assert all(again[t] is during[t] for t in again)
-    dgl_heta.disable()
-    assert not patching.applied()
-    after = there()
-    assert [t for t in before if after[t] is not before[t]] == []
-    dgl_heta.disable()
-
-
-@pytest.mark.parametrize(("settings", "message"), [
-    (["partition.method=nope"], "unknown partition backend 'nope'|partition backend"),
-    (["train.wrapper=nope"], "module wrapper"),
-    (["cache.policy=nope"], "cache policy"),
-    (["train.kernel=nope"], "unknown aggregation kernel .nope.; known are: auto, "),
-    (["train.wraper=raf"], "unknown setting 'train.wraper'; did you mean 'train.wrapper'"),
-    (["train.learnable=both"], "train.learnable"),
-    (["train.seed_states=false"], "train.seed_states = false"),
-])
-def test_wrong_settings_are_refused_and_nothing_is_patched(off, settings, message):
-    with pytest.raises(InputError, match=message):
-        dgl_heta.enable(settings=settings)
-    assert not patching.applied()
-
-
-def test_settings_come_from_a_file_and_a_missing_file_is_named(off, tmp_path):
-    with pytest.raises(InputError, match="cannot read settings .*missing.toml"):
-        dgl_heta.enable(tmp_path / "missing.toml")
-    (tmp_path / "heta.toml").write_text('[partition]\nmethod = "nope"\n')
-    with pytest.raises(InputError, match="nope"):
-        dgl_heta.enable(tmp_path / "heta.toml")
-
-
-def test_a_call_without_settings_keeps_those_of_before_and_others_are_said(off, caplog):
-    dgl_heta.enable(settings=["train.learnable=replica"])
-    dgl_heta.enable()
-    assert selected().train.learnable == "replica"
-    assert not caplog.messages
-    dgl_heta.enable(settings=["train.learnable=exact"])
-    assert selected().train.learnable == "exact"
-    assert "replaces the settings" in caplog.text
-
-
-def test_settings_by_which_a_graph_is_open_stay(on, monkeypatch):
-    monkeypatch.setattr(process_state(), "session", SimpleNamespace(close=lambda: None))
-    dgl_heta.enable()
-    with pytest.raises(InputError, match=r"call dgl_heta\.disable before"):
-        dgl_heta.enable(settings=["train.learnable=replica"])
-
-
-ENDS = """
-import sys, threading, time
-out = open(sys.argv[1] + "/log.csv", "w")
-
-def log(line):
-    out.write(line)
-
-def save():
-    time.sleep(0.5)
-    log("from a thread")
-
-threading.Thread(target=save).start()
-"""
-
-
-def test_what_a_script_has_not_written_yet_at_its_end_is_written(tmp_path):
-    (tmp_path / "ends.py").write_text(ENDS)
-    for words in (["-m", "dgl_heta", "run"], ["-m", "dgl_heta.launch.fail_fast"]):
-        done = subprocess.run([sys.executable, *words, str(tmp_path / "ends.py"), str(tmp_path)],
-                              timeout=PATIENCE, check=False)
-        assert done.returncode == 0
-        assert (tmp_path / "log.csv").read_text() == "from a thread", words
-
-
-TWO = """
-import sys
-import dgl, torch
-
-out, method = sys.argv[1:]
-for value, name in ((1, "A"), (2, "B")):
-    g = dgl.heterograph({("a", "r", "b"): (torch.arange(6), torch.arange(6)),
-                         ("b", "s", "a"): (torch.arange(6), torch.arange(6).flip(0))})
-    g.nodes["a"].data["train_mask"] = torch.ones(6, dtype=torch.bool)
-    for t in "ab":
-        g.nodes[t].data["feat"] = torch.full((6, 2), float(value))
-    dgl.distributed.partition_graph(g, "g", 1, f"{out}/{name}",
-                                    part_method="meta" if name == "A" else method)
-dgl.distributed.initialize(None)
-for name in "AB":
-    g = dgl.distributed.DistGraph("g", part_config=f"{out}/{name}/g.json")
-    print("read", g.nodes["b"].data["feat"][torch.arange(3)].unique().tolist())
-"""
-
-
-@pytest.mark.parametrize(("method", "settings"), [
-    ("random", []), ("meta", ["cache.policy=hotness", "cache.batches=1", "cache.gate=false"])])
-def test_the_graph_that_was_opened_last_counts(tmp_path, method, settings):
-    (tmp_path / "two.py").write_text(TWO)
-    text = run(*(word for setting in settings for word in ("--set", setting)),
-               tmp_path / "two.py", tmp_path, method, heta=True)
-    assert [line for line in text.splitlines() if line.startswith("read")] == [
-        "read [1.0]", "read [2.0]"]
 
 
 # --- making partitions -----------------------------------------------------------------------

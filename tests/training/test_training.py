@@ -222,7 +222,7 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
 def test_a_checkpoint_goes_on_with_other_sources_of_batches_and_kernels() -> None:
     """They change no numbers."""
     schema = Schema({"a": 5, "b": 7}, {Relation("a", "r", "b"): 9, Relation("b", "s", "a"): 11})
-    manifest = SimpleNamespace(to_json=lambda: {"sha256": "abc"})
+    manifest = SimpleNamespace(checksum="abc")
     part: Any = SimpleNamespace(store=SimpleNamespace(manifest=manifest),
                                 plan=make_plan(schema, "a", 2, 2))
     task: Any = SimpleNamespace(held_out=None)

@@ -74,7 +74,7 @@ class PredictionJob:
         spec, _, provider = read_spec(self.run_dir, registry, self.model)
         settings = self._of_model(settings, provider)
         check_weights(self.run_dir)
-        if (spec.schema, recorded["graph"]) != (store.schema, store.manifest.to_json()["sha256"]):
+        if (spec.schema, recorded["graph"]) != (store.schema, store.manifest.checksum):
             raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
                              f"one in {store.directory}")
         task = resolve(settings.task, store.manifest.task, store.schema)

@@ -215,7 +215,7 @@ class TrainingJob:
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
         job = {"kind": "train", "settings": self.settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
-               "graph": store.manifest.to_json()["sha256"],
+               "graph": store.manifest.checksum,
                "shared": self.plan.shared and self.plan.shared.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
                "profiles": str(profiles.resolve() / PROFILES_DIR)}

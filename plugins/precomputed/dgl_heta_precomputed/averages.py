@@ -316,7 +316,7 @@ def _add(indptr, indices, states, first, out):  # type: ignore[no-untyped-def]
 
 
 def _key(store: Store, what: Any, width: int, double: bool, seed: int) -> str:
-    content = json.dumps([store.manifest.to_json()["sha256"], what, width, double, seed])
+    content = json.dumps([store.manifest.checksum, what, width, double, seed])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
