@@ -49,6 +49,7 @@ class CachedRows:
                 rows = source.read(rows_on[start:start + step])
                 copy[start:start + len(rows)].copy_(rows)
         self._staging = Staging()
+        self._last: torch.cuda.Event | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -64,9 +65,13 @@ class CachedRows:
         if not self.slots.replacement:
             return self._read(ids, device)
         with _REPLACING:
+            # Another thread's stream writes what this one reads, and must not before it has.
+            stream = (torch.cuda.current_stream(self.copies[0].device)
+                      if self.copies[0].is_cuda else None)
+            if stream is not None and self._last is not None:
+                stream.wait_event(self._last)
             rows = self._read(ids, device)
-            if self.copies[0].is_cuda:  # else another thread's stream could write before this reads
-                torch.cuda.current_stream(self.copies[0].device).synchronize()
+            self._last = None if stream is None else stream.record_event()
             return rows
 
     def _read(self, ids: np.ndarray, device: torch.device) -> Tensor:

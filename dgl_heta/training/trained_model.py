@@ -153,7 +153,9 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()
                if name.startswith("model.")}
     try:
-        model.to(next(w.dtype for w in weights.values() if w.is_floating_point()))
+        dtype = next(w.dtype for w in weights.values() if w.is_floating_point())
+        if any(p.dtype != dtype for p in model.parameters()):  # (`to` may make new parameters)
+            model.to(dtype)
         model.load_state_dict(weights)
     except (RuntimeError, StopIteration) as error:
         raise _another(" ".join(str(error).split()) or "it is empty") from None

@@ -89,13 +89,14 @@ def test_a_module_is_waited_for_until_it_is_imported(tmp_path, monkeypatch) -> N
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         importlib.import_module("waited_for")
     assert not heard
-    (tmp_path / "waited_for.py").write_text("VALUE = 'there when it is told'\n")
+    # (of another length: compiled code is told by size and seconds)
+    (tmp_path / "waited_for.py").write_text("VALUE = 'there by now'\n")
     importlib.invalidate_caches()
     try:
         module = importlib.import_module("waited_for")
         assert heard == [("first", module), ("second", module)]
         when_imported("waited_for", lambda module: heard.append((module.VALUE, module)))
-        assert heard[2] == ("there when it is told", module)
+        assert heard[2] == ("there by now", module)
         importlib.reload(module)
         assert len(heard) == 3
     finally:

@@ -27,6 +27,7 @@ from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.system.checksums import read_signed, write_signed
 from dgl_heta.training.tasks import LinkPrediction, make_task
 
 BUYS, BOUGHT = Relation("user", "buys", "item"), Relation("item", "bought", "user")
@@ -247,8 +248,11 @@ def test_a_run_on_a_table_of_links_predicts_at_a_time(tmp_path: Path, relation: 
         "train.fanouts=4,4", "train.batch_size=9", "train.epochs=1", "train.threads=1",
         "train.dtype=float64"])
     table.unlink()
+    job = read_signed(tmp_path / "run" / "job.json", "")
     rows = []
     for name in ("store", "other"):
+        write_signed(tmp_path / "run" / "job.json",  # else another graph is refused
+                     job | {"graph": Store(tmp_path / name).manifest.checksum})
         PredictionJob(tmp_path / "run", tmp_path / f"{name}.npy", ntype="item", what="embeddings",
                       store=tmp_path / name, time="1970-01-01T00:00:06").run(Plugins())
         rows.append(np.load(tmp_path / f"{name}.npy"))
