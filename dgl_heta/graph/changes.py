@@ -11,6 +11,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import NodeLabels, masked
 from dgl_heta.graph.readers.arrays import check_node_array, node_array, task_arrays
+from dgl_heta.graph.readers.columns import NO_NUMBER
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import ALWAYS, MASKS, EdgeSource, GraphSource, Task, pieces_of
 
@@ -182,6 +183,9 @@ def labels_text(source: GraphSource, task: Task) -> str:
         have += labels.count(nodes)
         all_of += len(nodes) * (1 if task.kind == "classification" else labels.outputs)
     names = source.info.get("classes", ())
+    doubtful = [f"'{name}'" for name in names if name in NO_NUMBER]
     return f"labels: {task}{f' ({listing(names, 4)})' if names else ''}" + (
+        f"; {listing(doubtful)} is a class: leave cells empty where there is none"
+        if doubtful else "") + (
         f"; {all_of - have:,} of {all_of:,} labels of nodes in masks are not known, and count in "
         "no loss and no score" if have < all_of else "")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph.changes import columns_text, features_text
+from dgl_heta.graph.changes import columns_text, features_text, labels_text
 from dgl_heta.graph.readers import read_edge_files
 from dgl_heta.graph.readers.table_features import table_features
 from dgl_heta.graph.readers.table_reader import Table
@@ -261,6 +261,16 @@ def test_labels_that_are_numbers_are_classes_in_their_order(
                   task={"split": "part", **task}, ending="csv")
     assert source.info["classes"] == names
     assert source.node_arrays["paper"]["label"].tolist() == classes
+
+
+def test_a_class_that_may_mean_that_there_is_none_is_said(tmp_path: Path) -> None:
+    """NA may be a country's code."""
+    source = make(tmp_path, {"label": ["DE", "NA", "FR", "DE", ""], "part": ["train"] * 5},
+                  task={"split": "part"}, ending="csv")
+    assert source.info["classes"] == ["DE", "FR", "NA"]
+    assert source.task is not None
+    assert "'NA' is a class: leave cells empty where there is none" in labels_text(
+        source, source.task)
 
 
 def test_a_column_of_features_that_is_not_there_is_named(tmp_path: Path) -> None:
