@@ -84,7 +84,7 @@ class Measure:
     rows : how many rows (or numbers) were compared.
     where : the node or the element of the largest difference.
     reason : why the difference is infinite, in words; else empty.
-    zeros : whether both arrays are zeros, of which nothing follows.
+    zeros, nan : whether both arrays are zeros, or have NaN, of which nothing follows.
     """
 
     place: Place
@@ -94,6 +94,7 @@ class Measure:
     where: str = ""
     reason: str = ""
     zeros: bool = False
+    nan: bool = False
 
     @property
     def differs(self) -> bool:
@@ -166,7 +167,8 @@ def _measure(place: Place, got: np.ndarray, want: np.ndarray, ids: np.ndarray | 
     largest = float(flat[at])
     relative = 0.0 if largest == 0 else largest / size if size else np.inf
     return Measure(place, relative, tolerance, rows, _where(ids, want.shape, at),
-                   zeros=not want.any() and not got.any())
+                   zeros=not want.any() and not got.any(),
+                   nan=bool((np.isnan(got) & np.isnan(want)).any()))
 
 
 def _where(ids: np.ndarray | None, shape: tuple[int, ...], at: int) -> str:
@@ -224,6 +226,10 @@ def verdict(measures: Iterable[Measure], notes: Sequence[str] = (), *,
     if not results:
         return Verdict("not proved", "not proved: nothing was compared, because no output, loss or "
                        f"gradient was seen in both runs; see {PAGE}", compared, tuple(notes))
+    nan = [m for m in results if m.nan]
+    if nan:
+        return Verdict("not proved", f"not proved: {_first(nan).place} has NaN in both runs, of "
+                       f"which nothing follows; see {PAGE}", compared, tuple(notes))
     if all(m.zeros for m in results):
         return Verdict("not proved", "not proved: all that could be compared is zeros, of which "
                        f"nothing follows; see {PAGE}", compared, tuple(notes))

@@ -23,6 +23,8 @@ Pairs = tuple[np.ndarray, np.ndarray]
 """Ids of destinations and sources of edges, (E,) int64 each; in-edges of a node in their order."""
 Ids = dict[str, np.ndarray]
 _NONE = np.empty(0, np.int64)
+_ROUNDING = 1e-2
+"""Rows shorter than this, relative to the mean, may be what rounding left of longer ones."""
 
 
 def gather_arrays(comm: Comm, arrays: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -191,15 +193,16 @@ class Places:
 
 
 def projections(rows: Tensor, limit: float = 1e30) -> Tensor:
-    """(n, 3) float64: two products of each row with fixed vectors, and the sum of magnitudes.
+    """(n, 3) float64: two products of each row with fixed vectors, and its length.
 
     Rows that differ have other products, but for a chance of nothing; they are compared by these.
+    The products of a difference are about as large as it is long.
     """
     flat = rows.detach().reshape(len(rows), rows.shape[1:].numel()).to("cpu", torch.float64)
     flat = flat.nan_to_num(limit, limit, -limit)
     fixed = torch.randn(flat.shape[1], 2, generator=torch.Generator().manual_seed(7),
                         dtype=torch.float64)
-    return torch.cat([flat @ fixed, flat.abs().sum(1, keepdim=True)], 1)
+    return torch.cat([flat @ fixed, flat.norm(dim=1, keepdim=True)], 1)
 
 
 @dataclass
@@ -331,7 +334,9 @@ def _largest(name: str, every: Sequence[np.ndarray], values: np.ndarray) -> Diff
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     first = first[inverse]
     size = np.abs(values - values[first])[:, :2].max(1)
-    relative = size / np.maximum(np.maximum(values[:, 2], values[first, 2]), 1e-30)
+    # What a cancellation left, far below other rows, is rounding.
+    least = max(_ROUNDING * float(values[:, 2].mean()), 1e-30)
+    relative = size / np.maximum(np.maximum(values[:, 2], values[first, 2]), least)
     worst = int(np.argmax(relative))
     return Difference(name, int(ids[worst]), (int(workers[first[worst]]), int(workers[worst])),
                       float(relative[worst]))

@@ -37,6 +37,7 @@ class Call:
     complete : whether it returns rows of the own seeds, below which nothing is left out.
     trained : whether gradients were on.
     drawn : whether random numbers were drawn since the batch was handed out.
+    rough : whether states are computed or sent in less than single precision.
     unknown : why it is not known what the module has read.
     """
 
@@ -51,6 +52,7 @@ class Call:
     seed: int
     replicas: bool = False
     unknown: str | None = None
+    rough: bool = False
 
     def name(self, path: Path) -> str:
         """`features['paper']`, by the names of the module's parameters."""
@@ -164,7 +166,9 @@ class Inputs:
             return 0.0
         if kind in (torch.float16, torch.bfloat16):
             return 5e-2
-        return 1e-5 if argument.exact and self._call.trained else 2e-2
+        if argument.exact and self._call.trained:
+            return 1e-5
+        return 2e-2 if self._call.rough else 1e-3
 
 
 def complete(batch: MiniBatch, ids: Sequence[Ids]) -> dict[int, dict[str, np.ndarray]]:

@@ -94,8 +94,14 @@ class Setting(Protocol):
     def chain(self) -> list[Tensor]:
         """The tokens of the chain of exchanges (:mod:`dgl_heta.raf.chain`)."""
 
+    def begin_backward(self, roots: Sequence[Tensor]) -> None:
+        """Note what a backward pass through the chain is about to begin at."""
+
     def unused(self) -> set[LinkId]:
         """Links of it that no trainer had a gradient for."""
+
+
+IN_SINGLE = "compared in single precision, in which less is seen: in double %s"
 
 
 class _DiffersError(Exception):
@@ -103,7 +109,14 @@ class _DiffersError(Exception):
 
 
 class Proof:
-    """Proves one call; all trainers make it alike."""
+    """Proves one call; all trainers make it alike.
+
+    Attributes
+    ----------
+    single : why it was computed in single precision, in which less is seen; None if it was not.
+    """
+
+    single: str | None = None
 
     def __init__(self, setting: Setting, call: Call) -> None:
         self._setting, self._call = setting, call
@@ -221,13 +234,14 @@ class Proof:
                    ) -> tuple[torch.dtype, Ready]:
         """Run it the plain way, in fp64 if that works on all trainers, and prepare another way;
         returns the dtype, and what was prepared."""
-        reasons = []
+        reasons: list[NotProvedError] = []
         for dtype in (torch.float64, torch.float32):
             try:
                 with self._together(number=lambda: zlib.crc32(repr(self._plain.drawn).encode())):
                     self._plain = self._replay(self._prepared(self._plain_blocks, rows, dtype),
                                                dtype, "on DGL's own blocks")
                     other = others(dtype)
+                self.single = str(reasons[0]) if reasons else None
                 return dtype, other
             except NotProvedError as reason:
                 reasons.append(reason)
@@ -326,6 +340,8 @@ class Proof:
                     f"; the first that differ are {where}" if where else ""))
         if not pairs and not texts:
             raise NotProvedError("the module returned no rows of numbers")
+        if pairs and not any(want.isfinite().any() for _, _, want in pairs):
+            raise NotProvedError("all outputs are NaN or infinite")
         if not texts and dtype == torch.float64:
             hidden = self._levels.hidden_difference(ours.trace, self._plain.trace, limit)
             if hidden is not None:
@@ -341,6 +357,8 @@ class Proof:
         known = len(inputs)
         inputs += tokens[:1]  # so that all links run, on whatever this trainer's rows depend
         seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
+        if tokens:
+            self._setting.begin_backward([*outputs, *tokens[-1:]])
         with self._apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
                 Reads(torch.float64)):
             grads = gradients([(x, seed + number) for number, x in enumerate(outputs)], inputs,
@@ -368,6 +386,8 @@ class Proof:
                                          for i, g in enumerate(way.parameters.values())])
                             for way in (ours, plain)]) if ours.parameters else torch.zeros(2, 0, 4)
         both = group.all_reduce(both.double(), cause=CAUSE)
+        if not both[1].isfinite().all():
+            raise NotProvedError("a gradient is NaN or infinite the plain way, too")
         most = float(both[1, :, 2].max()) if both.shape[1] else 0.0
         for name, got, want in zip(ours.parameters, *both):
             size = float((got - want)[:2].abs().max())
@@ -415,10 +435,10 @@ def _flat(rows: Tensor, count: int) -> Tensor:
 
 
 def _digest(grad: Tensor | None, seed: int) -> Tensor:
-    """Two products of a gradient with fixed numbers, its magnitude, and whether it is there."""
+    """Two products of a gradient with fixed numbers, its length, and whether it is there."""
     if grad is None:
         return torch.zeros(4, dtype=torch.float64)
     flat = grad.detach().to("cpu", torch.float64)
     return torch.stack([(flat * noise(seed, flat, flat.dtype)).sum(),
                         (flat * noise(~seed, flat, flat.dtype)).sum(),
-                        flat.abs().sum(), flat.new_ones(())])
+                        flat.norm(), flat.new_ones(())])

@@ -55,6 +55,16 @@ def _not_comparable(got: Sequence[Record], want: Sequence[Record]) -> str:
         return ("the runs are not one with RAF and one in reference mode: the script changes the "
                 "settings run.record or run.reference")
     for own, other in zip(got, want):
+        for what, counts in (("optimizer steps", (own.steps, other.steps)),
+                             ("evaluated batches", (own.evaluations, other.evaluations))):
+            if counts[0] != counts[1]:
+                return (f"trainer {own.rank} recorded {counts[0]} {what} in the run with RAF, and "
+                        f"{counts[1]} in the reference")
+        for kind in ("loss", "gradient", "parameter"):
+            ours, theirs = (any(key.kind == kind for key in r.entries) for r in (own, other))
+            if ours != theirs:
+                return (f"trainer {own.rank} recorded a {kind} in the "
+                        f"{'run with RAF' if ours else 'reference'} alone")
         for key, entry in own.entries.items():
             there = other.entries.get(key)
             if key.kind not in ("start", "seeds") or there is None:

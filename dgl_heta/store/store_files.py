@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dgl_heta.errors import InputError, several
-from dgl_heta.store.manifest import ArrayEntry, Manifest
+from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest
 from dgl_heta.store.staged import Staged, pieces_sum
 from dgl_heta.store.structure import Finite, Rule, rule_of
 
@@ -29,6 +29,7 @@ class StoreFiles:
         self._not_finite: list[str] = []  # of the features that were compared last
         self._mapped_files: dict[str, tuple[ArrayEntry, tuple[int, int]]] = {}  # device and inode
         self.manifest = Manifest.load(self.directory)
+        self._opened = _identity(self.directory / FILE_NAME)
         entries = self.manifest.entries()
         self.staged = Staged.load(self.directory, self.manifest.to_json,
                                   {entry.file: entry.bytes for entry in entries})
@@ -170,6 +171,10 @@ class StoreFiles:
                              "place than they were written to; write the store again")
         with contextlib.suppress(OSError):
             self._mapped_files[entry.file] = entry, _identity(path)
+            if _identity(self.directory / FILE_NAME) != self._opened and (
+                    Manifest.load(self.directory).checksum != self.manifest.checksum):
+                raise InputError(f"store {self.directory} was written again since it was opened; "
+                                 "open it again")
         return array
 
 

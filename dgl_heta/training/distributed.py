@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -25,6 +27,8 @@ from dgl_heta.training.preemption import Position, generators, set_generators
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.worker_partition import WorkerPartition, dtype_of
+
+log = logging.getLogger("dgl_heta")
 
 
 class DistributedModel(nn.Module):
@@ -78,6 +82,7 @@ class DistributedModel(nn.Module):
             self.proof = self.proved_by(part, wrapper)
         self._backward, self._hooks = BackwardEnd(), list[Any]()
         self._runs: set[Path] = set()
+        self._steps = 0
         self._before: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._given: list[nn.Parameter] = []
         self._of_all = [*module.parameters()]
@@ -102,7 +107,10 @@ class DistributedModel(nn.Module):
             outputs = {t: widened(x) for t, x in self.wrapped(batch.mini_batch(), rows).items()}
         if train:
             if self.proof is not None:
+                if self._steps == 1:
+                    self.warn_of_buffers()
                 self.proof.prove(self.module, batch, rows, outputs.values())
+            self._steps += 1
             self.await_backward(outputs.values(), batch.reads)
         return outputs
 
@@ -141,6 +149,19 @@ class DistributedModel(nn.Module):
         if not self._hooks and self.part.world.size > 1:
             self._hooks = [p.register_hook(partial(self._came, p))
                            for p in self.module.parameters() if p.requires_grad]
+
+    def warn_of_buffers(self) -> None:
+        """Warn of the module's buffers that are not the same on all workers; all call it."""
+        world, parameters = self.part.world, {name for name, _ in self.module.named_parameters()}
+        own = {name: zlib.crc32(value.detach().cpu().contiguous().numpy())
+               for name, value in self.module.state_dict().items()
+               if name not in parameters and isinstance(value, Tensor) and value.numel()}
+        every = world.all_gather_json(own, "control") if world.size > 1 else []
+        unlike = [name for name in own if any(other.get(name) != own[name] for other in every)]
+        if unlike and world.rank == 0:
+            log.warning("workers have other values in the module's buffers: %s; each computes with "
+                        "its own, and the model that is saved has those of worker 0. Set them to "
+                        "the same on all workers, or make them parameters", listing(unlike))
 
     def unheard(self) -> None:
         """Await no backward pass by the gradients of parameters, until the next forward pass."""

@@ -26,7 +26,7 @@ from dgl_heta.nn.cross import Alone, CrossRelation, Exchange
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
 from dgl_heta.proof.module_call import Call, complete
-from dgl_heta.proof.proving import Instead, Proof
+from dgl_heta.proof.proving import IN_SINGLE, Instead, Proof
 from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
 from dgl_heta.raf.chain import Chain, LinkId
@@ -57,6 +57,7 @@ class StepProof:
     def __init__(self, part: WorkerPartition, wrapper: ModuleWrapper) -> None:
         self.proved, self.seconds, self.told = 0, 0.0, _never(part, wrapper)
         self._part, self._traffic = part, part.traffic[0]
+        self._single: str | None = None
         self._schedule = Schedule.parse("off" if self.told else part.settings.run.prove)
         if self.told and part.rank == 0:
             log.warning("not proved: %s", self.told)
@@ -100,8 +101,12 @@ class StepProof:
             replicas=part.settings.train.learnable == "replica")
         handle, text = model.register_forward_pre_hook(_exchange_of_batch), None
         try:
-            text = Proof(setting, call).verdict()
+            proof = Proof(setting, call)
+            text = proof.verdict()
             self.proved += text is None
+            if proof.single and not self._single and part.rank == 0:
+                log.warning(IN_SINGLE, proof.single)
+            self._single = self._single or proof.single
         except NotProvedError as reason:  # on all workers
             self._tell(str(reason))
         finally:
@@ -221,6 +226,9 @@ class TrainingSetting:
 
     def chain(self) -> list[Tensor]:
         return self.exchange.chain.tokens
+
+    def begin_backward(self, roots: Sequence[Tensor]) -> None:
+        pass
 
     def unused(self) -> set[LinkId]:
         return set()

@@ -62,6 +62,7 @@ def write_weights(path: Path, model: nn.Module, learnable: LearnableFeatures, wo
 def consolidate(engine: Engine, run_dir: Path) -> None:
     """Write the plain model, with the keys of :class:`PlainModel`, on worker 0."""
     learnable = engine.learnable
+    engine.distributed.warn_of_buffers()
     write_weights(run_dir / MODEL_FILE, engine.model, learnable, engine.world)
     if engine.rank:
         return

@@ -181,11 +181,31 @@ def test_runs_of_the_same_mode_prove_nothing():
 
 def test_what_was_not_seen_is_said():
     got, want = runs()
-    for one in got:
+    for one in (*got, *want):
         one.evaluations, one.norms = 0, ["Net.norm"]
     notes = " ".join(compare_runs(got, want).notes)
     assert "no evaluation seen" in notes
     assert "Net.norm" in notes
+
+
+def test_what_one_run_alone_did_is_no_proof():
+    for forgets in range(2):
+        for kind in ("loss", "parameter", "step"):
+            both = runs()
+            for one in both[forgets]:
+                one.steps -= kind == "step"
+                one.entries = {k: v for k, v in one.entries.items() if k.kind != kind}
+            found = compare_runs(*both)
+            assert (found.status, kind in found.message) == ("not proved", True), found.message
+
+
+def test_nan_in_both_runs_is_no_proof():
+    got, want = runs()
+    for one in (*got, *want):
+        one.entries[Key("loss", "")].values = np.array([np.nan], np.float32)
+    found = compare_runs(got, want)
+    assert found.status == "not proved"
+    assert "loss has NaN in both runs" in found.message
 
 
 def test_random_numbers_are_named():

@@ -300,6 +300,21 @@ def test_overwriting_replaces_a_store_completely(tmp_path):
     assert not list((tmp_path / "s").rglob("*author*"))
 
 
+def test_a_store_that_is_written_again_is_not_read_as_the_one_before(tmp_path):
+    """What was read stays; what was not is refused, unless the same was written."""
+    first, second = academic(), academic()
+    second.node_arrays["paper"]["feat"] = second.node_arrays["paper"]["feat"] + 1
+    write_store(first, tmp_path / "s")
+    store = Store(tmp_path / "s")
+    before = store.array("paper", "feat")
+    write_store(first, tmp_path / "s", overwrite=True)
+    assert store.array("paper", "train_mask").size
+    write_store(second, tmp_path / "s", overwrite=True)
+    np.testing.assert_array_equal(before, first.node_arrays["paper"]["feat"])
+    with pytest.raises(InputError, match="was written again since it was opened"):
+        store.array("paper", "label")
+
+
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError(5, "Input/output error")])
 def test_the_old_store_stays_when_overwriting_fails(tmp_path, error):
     write_store(academic(), tmp_path / "s")

@@ -27,7 +27,7 @@ from dgl_heta.proof.copies import NotProvedError, unwrap
 from dgl_heta.proof.gather import levels
 from dgl_heta.proof.module_call import Call, complete
 from dgl_heta.proof.outside import drawn_since, torch_states
-from dgl_heta.proof.proving import Proof
+from dgl_heta.proof.proving import IN_SINGLE, Proof
 from dgl_heta.proof.schedule import Schedule
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampling_kernels import hash_key
@@ -90,6 +90,7 @@ class Watch:
     ----------
     proved : how many calls were compared, without a difference.
     told : why something was not proved, the first time.
+    single : why something was compared in single precision, the first time.
     """
 
     def __init__(self, session: Session) -> None:
@@ -100,6 +101,7 @@ class Watch:
         self._inside = False
         self.proved = 0
         self.told: str | None = None
+        self.single: str | None = None
 
     def expect(self, origin: Origin) -> None:
         """Look at calls from now on: blocks of a step to prove are in the script's hands."""
@@ -185,17 +187,23 @@ class Watch:
             torch.is_grad_enabled(), drawn_since(origin.random_states),
             hash_key(origin.step.key, origin.calls) >> 2,
             session.settings.train.learnable == "replica",
-            "data of edges is read by the ids of a block's edges" if by_edge else None)
+            "data of edges is read by the ids of a block's edges" if by_edge else None,
+            rough=(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
+                   or session.settings.train.exchange_dtype != "same"))
+        proof = Proof(setting, call)
         try:
             with session.scope.aside(), setting.aside(), (
                     torch.inference_mode(False)), torch.enable_grad():
-                text = Proof(setting, call).verdict()
+                text = proof.verdict()
         except NotProvedError as reason:
             self._tell(str(reason))
             return
         if text is not None:
             raise HetaError(text)
         self.proved += 1
+        if proof.single and self.single is None and session.world.rank == 0:
+            log.warning(IN_SINGLE, proof.single)
+        self.single = self.single or proof.single
 
     def _tell(self, reason: str) -> None:
         if self.told is None and self._session.world.rank == 0:

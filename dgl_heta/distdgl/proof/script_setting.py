@@ -83,9 +83,14 @@ class _Alike(links.Watch):
     def __init__(self, flags: bool) -> None:
         self.flags = flags
         self.unused_links: set[links.LinkId] = set()
+        self.roots: Sequence[Tensor] = ()
 
     def unused(self, link: links.LinkId) -> None:
         self.unused_links.add(link)
+
+    def is_used(self, link: links.LinkId) -> bool:
+        return not self.unused_links or link in links.reached_by_rows(
+            self.roots, self.unused_links)
 
 
 class DglSetting:
@@ -174,6 +179,9 @@ class DglSetting:
         if done := self._replayed[0].done:
             session.merges.check(self._replayed, done)
         return session.exchange.chain.tokens
+
+    def begin_backward(self, roots: Sequence[Tensor]) -> None:
+        self._links.roots = roots
 
     def unused(self) -> set[links.LinkId]:
         return self._links.unused_links

@@ -44,15 +44,17 @@ def train(t: Trainer, net: nn.Module, call: Any = None, steps: int = 2) -> None:
 
 
 def of_case(name: str, case: Case) -> Program:
-    def program(t: Trainer) -> None:
-        net = t.parallel(make_net(name, t.facts, case)).float()  # type: ignore[arg-type]
-        for _, (ids, seeds, blocks) in zip(range(2), t.loader(layers=case.layers)):
-            out = net(blocks, ids, {k: x.float() for k, x in t.features(ids).items()})
-            net.zero_grad()
-            cross_entropy(out, t.labels(seeds)).backward()
-        t.parameters(net)
-        watched(t)
-    return program
+    return lambda t: in_single(t, make_net(name, t.facts, case), case.layers)  # type: ignore[arg-type]
+
+
+def in_single(t: Trainer, net: nn.Module, layers: int = 2) -> None:
+    net = t.parallel(net).float()
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader(layers=layers)):
+        out = net(blocks, ids, {k: x.float() for k, x in t.features(ids).items()})
+        net.zero_grad()
+        cross_entropy(out, t.labels(seeds)).backward()
+    t.parameters(net)
+    watched(t)
 
 
 CASES = {"case_" + name.replace(" ", "_").replace("-", "_"): of_case(name, case)
@@ -263,6 +265,25 @@ def state_elsewhere(t: Trainer) -> None:
     told(t, Counting(t.facts, conv(t, sage)), "output is another one when Counting is called again")
 
 
+def head_on_a_fixed_encoder(t: Trainer) -> None:
+    """No gradient comes to the encoder, though the chain of its exchanges is run."""
+    class Probe(Net):
+        def __init__(self, facts: Any, layer: Any) -> None:
+            super().__init__(facts, layer)
+            self.head = nn.Linear(facts.classes, facts.classes)
+
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            return self.head(super().forward(blocks, ids, features).detach())
+    train(t, Probe(t.facts, conv(t, sage)))
+
+
+def nothing_but_nan(t: Trainer) -> None:
+    class Diverged(Net):
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            return super().forward(blocks, ids, features) * np.nan
+    told(t, Diverged(t.facts, conv(t, sage)), "all outputs are NaN or infinite")
+
+
 def fails_in_double(t: Trainer) -> None:
     """And in single precision for another reason, which comes of trying that at all."""
     class Failing(Net):
@@ -358,20 +379,50 @@ def skipped_over_the_graph(t: Trainer) -> None:
     over_the_graph(t, Skipped(conv(t, sage)(HIDDEN, HIDDEN)))
 
 
-def gradient_of_a_trainer(t: Trainer) -> None:
-    """The same outputs, but a gradient that other trainers' rows have a part in."""
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, rows: Tensor) -> Tensor:
-            return rows.clone()
+class Divided(torch.autograd.Function):
+    """Its gradient depends on how many rows a trainer has."""
 
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return grad / len(grad)
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / len(grad)
+
+
+def mixed_between_layers(t: Trainer) -> None:
+    """A little of the mean over a batch's rows is taken away where the script calls the layers."""
+    net = Net(t.facts, conv(t, sage)).double()
+    parts = [t.parallel(net.inputs), *map(t.parallel, net.layers)]
+    for ids, seeds, blocks in t.loader():
+        states = {k: x - 0.02 * x.mean(0) for k, x in parts[0](ids, t.features(ids)).items()}
+        states = parts[2](blocks[1], parts[1](blocks[0], states))
+        cross_entropy(states["paper"], t.labels(seeds)).backward()
+
+
+def gradient_in_single(t: Trainer) -> None:
+    """What forces single precision does not hide a gradient of many numbers that is wrong."""
+    ones = torch.eye(64, dtype=torch.float32)
 
     class Odd(Net):
+        def __init__(self, facts: Any, layer: Any) -> None:
+            super().__init__(facts, layer)
+            self.wide = nn.Sequential(nn.Linear(HIDDEN, 64), nn.Linear(64, 64))
+            self.back = nn.Linear(64, HIDDEN)
+
         def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
-            states = {k: Twice.apply(x) for k, x in self.inputs(ids, features).items()}
+            states = {k: self.back(Divided.apply(self.wide(x) @ ones))
+                      for k, x in self.inputs(ids, features).items()}
+            return self.layers[1](blocks[1], self.layers[0](blocks[0], states))["paper"]
+    in_single(t, Odd(t.facts, conv(t, sage)))
+
+
+def gradient_of_a_trainer(t: Trainer) -> None:
+    """The same outputs, but a gradient that other trainers' rows have a part in."""
+    class Odd(Net):
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            states = {k: Divided.apply(x) for k, x in self.inputs(ids, features).items()}
             return self.layers[1](blocks[1], self.layers[0](blocks[0], states))["paper"]
     train(t, Odd(t.facts, conv(t, sage)))
 
