@@ -106,7 +106,7 @@ def partition(
         if builders.rank == 0:
             _check(opened.source, directory, overwrite)
             plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
-                                 request.shared, request.shared_origin)
+                                 request.shared, request.shared_origin, request.memory_limit)
             check_divided(plan, request)
             say_of_graph(opened, request.target, bool(request.metapaths), notes)
             show(plan, Workload(), as_json=as_json)

@@ -7,19 +7,23 @@ decides: the setting with its origin, the plan as it was partitioned, and the tr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dgl_heta.errors import InputError
+from dgl_heta.planning.limit import largest, mb
 from dgl_heta.planning.offloading import SharingDecision
 from dgl_heta.planning.owner_choice import Choice, choose, worth_choosing
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Origin, Settings
 
+log = logging.getLogger("dgl_heta")
 
-def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
+
+def share_rows(plan: Plan, work: Workload, way: str, origin: Origin, limit: int | None = None
                ) -> tuple[Plan, Sequence[Choice]]:
     """The plan that is to be partitioned, with what is best for shared rows.
 
@@ -27,13 +31,23 @@ def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
     ----------
     plan : one in which nothing is offloaded.
     way : `partition.shared`.
+    limit : bytes that a partition may hold. An owner has relations and rows that the plan did not
+        give it: where they are too much, rows move.
 
     Raises
     ------
     InputError
-        `way` is "delegate" and the plan cannot.
+        `way` is "delegate" and the plan cannot, or a partition would hold too much.
     """
     chosen, choices = choose(plan, work, way)
+    if limit is not None and chosen.offloaded and (most := largest(chosen, work)) > limit:
+        holds = (f"the partition that aggregates for the others would hold {mb(most)} MB, "
+                 f"more than partition.memory_mb = {mb(limit)}")
+        if way == "delegate":
+            raise InputError(f"partition.shared = delegate: {holds}; use partition.shared = rows "
+                             "or a higher limit")
+        log.warning("partition.shared = %s: rows move, as %s", way, holds)
+        return _decided(plan, way, origin, holds), []
     reason = (f"partition.shared = {way}" if way != "auto" else "; ".join(map(str, choices))
               or "nothing can be delegated, or it would not be worth it")
     return _decided(chosen, way, origin, reason), choices
@@ -67,7 +81,7 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
     # changes it.
     if plan.offloaded and not origin.asked and worth_choosing(work):
         return _decided(plan, way, origin, "as it was partitioned"), []
-    return share_rows(plan.without_owners(), work, way, origin)
+    return share_rows(plan.without_owners(), work, way, origin, settings.partition.memory_limit)
 
 
 def share_rows_as_partitioned(plan: Plan, settings: Settings, where: str) -> Plan:

@@ -199,3 +199,25 @@ def test_plan_of_a_partition_is_the_one_it_has(heta, store, tmp_path):
     assert (plan["parts"], plan["hops"], plan["target"]) == (3, 1, ["paper", "author"])
     other = heta("plan", tmp_path / "p", "--hops", 2, "--json").json
     assert (other["parts"], other["hops"], other["target"]) == (3, 2, ["paper", "author"])
+
+
+def test_a_limit_of_memory_holds_for_what_is_written(heta, lopsided, tmp_path, caplog):
+    """An owner partition gets relations and features that the plan alone did not give it."""
+    def most():
+        shown = heta("plan", tmp_path / "p", "--json").json["prediction"]["partitions"]
+        return max(p["topology_bytes"] + p["feature_bytes"] + p["learnable_bytes"] for p in shown)
+
+    partition = "partition", lopsided, "--out", tmp_path / "p", "--overwrite"
+    assert heta(*partition).status == 0
+    assert most() > 1.7e6
+    for more in ([], ["--dry-run"]):
+        caplog.clear()
+        heta(*partition, "--memory-mb", 1.05, *more)
+        assert "partition.shared = auto: rows move" in caplog.text
+    assert most() < 1.05e6
+    refused(heta(*partition, "--memory-mb", 1.05, "--set", "partition.shared=delegate"),
+            "would hold 1.8 MB, more than partition.memory_mb = 1.1")
+    train = "train", lopsided, "--dry-run", "--set", "partition.memory_mb=1.05"
+    caplog.clear()
+    heta(*train)
+    assert "partition.shared = auto: rows move" in caplog.text
