@@ -221,3 +221,10 @@ def test_a_limit_of_memory_holds_for_what_is_written(heta, lopsided, tmp_path, c
     caplog.clear()
     heta(*train)
     assert "partition.shared = auto: rows move" in caplog.text
+
+
+def test_a_partition_that_is_too_large_is_not_trained(heta, lopsided, tmp_path):
+    heta("partition", lopsided, "--out", tmp_path / "p")
+    train = "train", tmp_path / "p", "--dry-run", "--set"
+    refused(heta(*train, "partition.memory_mb=1.05"), "holds 1.8 MB, 0.8 MB more than")
+    assert heta(*train, "partition.memory_mb=1.9").status == 0
