@@ -53,7 +53,13 @@ def share_rows(plan: Plan, work: Workload, way: str, origin: Origin, limit: int 
     return _decided(chosen, way, origin, reason), choices
 
 
-def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None = None
+def way_of(settings: Settings) -> str:
+    """`partition.shared`, as plans are made for it: replicas move no rows, whatever it is."""
+    return "rows" if settings.train.learnable == "replica" else settings.partition.shared
+
+
+def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None = None,
+                           work: Workload | None = None, limit: int | None = None
                            ) -> tuple[Plan, Sequence[Choice]]:
     """The plan as `dgl-heta train` runs it; where every worker reads the whole store, what a
     partition was made with can be chosen anew.
@@ -61,6 +67,7 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
     Parameters
     ----------
     staged : the partition, where workers have what its plan says alone.
+    work, limit : where they are others than the settings say.
 
     Raises
     ------
@@ -68,7 +75,7 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
         As :func:`share_rows` and :func:`share_rows_as_partitioned`.
     """
     way, origin = settings.partition.shared, settings.origin("partition.shared")
-    work = Workload.of(settings, parts=plan.num_parts)
+    work = work or Workload.of(settings, parts=plan.num_parts)
     if way == "auto":
         why = ("train.learnable = replica moves no rows" if settings.train.learnable == "replica"
                else f"of model '{settings.model.name}' it is not known what it reads"
@@ -81,7 +88,8 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
     # changes it.
     if plan.offloaded and not origin.asked and worth_choosing(work):
         return _decided(plan, way, origin, "as it was partitioned"), []
-    return share_rows(plan.without_owners(), work, way, origin, settings.partition.memory_limit)
+    return share_rows(plan.without_owners(), work, way, origin,
+                      limit or settings.partition.memory_limit)
 
 
 def share_rows_as_partitioned(plan: Plan, settings: Settings, where: str) -> Plan:

@@ -18,7 +18,7 @@ from dgl_heta.partition.request import make_request
 from dgl_heta.planning.limit import largest, mb
 from dgl_heta.planning.metatree import load_metapaths
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.shared_rows import share_rows_in_training
+from dgl_heta.planning.shared_rows import share_rows_in_training, way_of
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Origin, Settings, load_settings
 from dgl_heta.store import Store
@@ -98,8 +98,7 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         backend, opened.schema, wishes.parts, targets, hops=settings.model.layers,
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
-        shared="rows" if settings.train.learnable == "replica" else wishes.shared,
-        word=lambda name: f"partition.{name}"))
+        shared=way_of(settings), word=lambda name: f"partition.{name}"))
     return _sharing(plan, opened, settings)
 
 
