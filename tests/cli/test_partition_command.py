@@ -12,7 +12,9 @@ import pytest
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
+from dgl_heta.planning.limit import largest
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
 from tests.support.command_line import edge_files, graphbolt, refused, tree
 from tests.support.graphs import academic
@@ -111,6 +113,19 @@ def test_dry_run_shows_the_plan_and_writes_nothing(heta, tmp_path):
     assert tree(tmp_path) == before
 
 
+def test_settings_of_the_model_are_those_of_the_plan(heta, store, tmp_path):
+    """What is written can be trained with the settings that it was written with."""
+    settings = "--set", "model.layers=3", "--set", "model.hidden=8"
+    partition = "partition", store, "--out", tmp_path / "p", *settings
+    shown = heta(*partition, "--dry-run", "--json").json
+    assert (shown["hops"], shown["prediction"]["workload"]["hidden"]) == (3, 8)
+    assert heta(*partition).status == 0
+    assert Plan.load(tmp_path / "p/plan.json").hops == 3
+    assert heta("train", tmp_path / "p", "--dry-run", *settings).status == 0
+    assert heta(*partition, "--hops", 1, "--overwrite").status == 0
+    assert Plan.load(tmp_path / "p/plan.json").hops == 1
+
+
 def test_overwrite_replaces_a_partition_and_nothing_else(heta, store, tmp_path):
     out = tmp_path / "out"
     assert heta("partition", store, "--out", out).status == 0
@@ -204,8 +219,7 @@ def test_plan_of_a_partition_is_the_one_it_has(heta, store, tmp_path):
 def test_a_limit_of_memory_holds_for_what_is_written(heta, lopsided, tmp_path, caplog):
     """An owner partition gets relations and features that the plan alone did not give it."""
     def most():
-        shown = heta("plan", tmp_path / "p", "--json").json["prediction"]["partitions"]
-        return max(p["topology_bytes"] + p["feature_bytes"] + p["learnable_bytes"] for p in shown)
+        return largest(Plan.load(tmp_path / "p/plan.json"), Workload())
 
     partition = "partition", lopsided, "--out", tmp_path / "p", "--overwrite"
     assert heta(*partition).status == 0
