@@ -248,7 +248,8 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         classes=opened.task.num_classes if opened.task else 0,
         feature_itemsize=machines.feature_itemsize or opened.feature_itemsize)
     if own is not None and own.num_parts == cluster.machines:
-        chosen, method = own, own.method
+        # Rows move, as in plans that are made for it: what delegation saves is not modelled.
+        chosen, method = own.without_owners(), own.method
     else:
         options = filled(options, settings)
         method = options.method or "meta"

@@ -242,3 +242,13 @@ def test_a_partition_that_is_too_large_is_not_trained(heta, lopsided, tmp_path):
     train = "train", tmp_path / "p", "--dry-run", "--set"
     refused(heta(*train, "partition.memory_mb=1.05"), "holds 1.8 MB, 0.8 MB more than")
     assert heta(*train, "partition.memory_mb=1.9").status == 0
+
+
+def test_a_partition_that_delegates_is_predicted_on_a_cluster(heta, store, tmp_path):
+    heta("partition", store, "--out", tmp_path / "p", "--set", "partition.shared=delegate")
+    heta("partition", store, "--out", tmp_path / "rows", "--set", "partition.shared=rows")
+    assert Plan.load(tmp_path / "p/plan.json").offloaded
+    (tmp_path / "c.toml").write_text("machines = 2\nlink_gbit = 1\nmetis_cut = 0.5\n")
+    shown, rows = (heta("plan", tmp_path / name, "--cluster", tmp_path / "c.toml", "--json").json
+                   for name in ("p", "rows"))
+    assert shown["systems"][:2] == rows["systems"][:2]  # those of dgl-heta
