@@ -56,7 +56,7 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
     Raises
     ------
     InputError
-        Not even the pieces fit.
+        Not even the pieces fit; or they are fewer than partitions.
     """
     dealt: list[list[Piece]] = [[] for _ in range(parts)]
     types = [set(targets) for _ in range(parts)]
@@ -91,6 +91,13 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
             used[part] = with_types(part, relation) + relation_bytes(schema, relation, low, high)
             types[part] |= {relation.src, relation.dst}
             dealt[part].append((relation, low, high))
+    filled = sum(map(bool, dealt))
+    if filled < parts:  # an empty partition always has most room, so there was no piece for it
+        raise InputError(
+            f"{parts} partitions are too many for replication = none and a limit of {mb(limit)} "
+            f"MB, by which {several(len(relations), 'relation')} that the model needs are cut in "
+            f"{several(filled, 'piece')}; use at most {several(filled, 'partition')}, or a lower "
+            "limit")
     return dealt
 
 
