@@ -109,8 +109,9 @@ def share_rows_as_partitioned(plan: Plan, settings: Settings, where: str) -> Pla
     if way == "delegate" and origin.asked and not plan.offloaded:
         raise InputError(f"partition.shared = delegate, but the partition {where} was made "
                          "without it; partition the graph with this setting")
-    # A part on a machine has the relations that it was partitioned with: less of them can be run,
-    # not more.
+    # A part on a machine has the relations that it was partitioned with. Without owners it runs
+    # more of them, which a staged part does not have (StoreFiles.check_here); with others than it
+    # was partitioned for, it would, too, so that none are chosen anew.
     why = ("partition.shared = rows" if way == "rows" else
            "train.learnable = replica moves no rows" if settings.train.learnable == "replica" else
            "a reference runs as plain DGL does" if settings.run.reference else None)

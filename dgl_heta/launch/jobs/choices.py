@@ -108,11 +108,13 @@ def check_staged(store: Store | None, plan: Plan, trainers: int) -> None:
     Raises
     ------
     InputError
-        The store was staged for other partitions.
+        The store was staged for other partitions, or for a plan in which others aggregate for them.
     """
     if store is not None and store.staged is not None:
         for part in parts_here(plan, trainers):
             store.staged.check(part, store.directory)
+            if plan.shared is not None:
+                store.check_here(plan.partitions[part].relations, plan.shared.reason)
 
 
 def parts_here(plan: Plan, trainers: int) -> Sequence[int]:
