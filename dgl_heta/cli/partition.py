@@ -58,6 +58,7 @@ def partition(
     from dgl_heta.cli.requests import (
         cutter_of,
         filled,
+        hops_of,
         of_one_class,
         partition_request,
         reading,
@@ -94,7 +95,8 @@ def partition(
     quiet = as_json or builders.rank > 0
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
-        cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
+        hops=hops_of(options, settings), cutter=cutter_of(options, registry),
+        hubs=settings.partition.hubs,
         shared=settings.partition.shared, shared_origin=settings.origin("partition.shared"),
         workload=Workload(
             model=settings.model.name, hidden=settings.model.hidden, in_script=True,
@@ -106,10 +108,10 @@ def partition(
         if builders.rank == 0:
             _check(opened.source, directory, overwrite)
             plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
-                                 request.shared, request.shared_origin)
+                                 request.shared, request.shared_origin, request.memory_limit)
             check_divided(plan, request)
             say_of_graph(opened, request.target, bool(request.metapaths), notes)
-            show(plan, Workload(), as_json=as_json)
+            show(plan, request.workload, as_json=as_json, beside=opened.beside())
         return
     if opened.store is not None and settings.run.verify and not isinstance(
             backend, MetatreeBackend):

@@ -46,22 +46,28 @@ class WorkOptions:
         help="Hidden width, for the prediction. Default: model.hidden.")] = None
     fanouts: Annotated[str | None, typer.Option(
         help="Neighbours per relation and layer, input layer first, for the comparison and the "
-        "prediction without replication. Default: 25, then 20.")] = None
+        "prediction without replication. Default: train.fanouts.")] = None
 
-    def workload(self, settings: Settings, hops: int | None = None) -> Workload:
-        """The workload of a model with so many layers; without fanouts if none are given."""
-        from dgl_heta.planning.workload import Workload, wire_itemsize
+    def workload(self, settings: Settings, hops: int, parts: int) -> Workload:
+        """The workload of a model with so many layers: that of training, but for what is given."""
+        from dataclasses import replace
+
+        from dgl_heta.planning.workload import Workload
         from dgl_heta.settings import parse_fanouts
 
-        fanouts = (() if hops is None or not self.fanouts
-                   else parse_fanouts(self.fanouts, hops, "--fanouts"))
-        batch, hidden = self.batch_size, self.hidden
-        return Workload(at_least_one(settings.train.batch_size if batch is None else batch,
-                                     "--batch-size"),
-                        at_least_one(settings.model.hidden if hidden is None else hidden,
-                                     "--hidden"),
-                        fanouts=fanouts,
-                        wire_itemsize=wire_itemsize(settings.train))
+        trained = Workload.of(settings, parts=parts)
+        fanouts = trained.fanouts if len(trained.fanouts) == hops else ()  # else the default
+        return replace(
+            trained,
+            batch_size=trained.batch_size if self.batch_size is None else self.batch_size,
+            hidden=trained.hidden if self.hidden is None else self.hidden,
+            fanouts=parse_fanouts(self.fanouts, hops, "--fanouts") if self.fanouts else fanouts)
+
+    def check(self) -> None:
+        """Refuse numbers that no training has."""
+        for value, option in ((self.batch_size, "--batch-size"), (self.hidden, "--hidden")):
+            if value is not None:
+                at_least_one(value, option)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class ClusterOptions:
         "speed (of a core; 1: as measured), metis_cut, coefficients, gpu (of each trainer: h100, … "
         "or a table).")] = None
     model: Annotated[str | None, typer.Option(
-        help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None
+        help="rgcn, rgat or hgt, with --cluster. Default: model.name, if it is one of them, "
+        "else rgcn.")] = None
     feature_itemsize: Annotated[int | None, typer.Option(
         help="Bytes of a number of the features, with --cluster: 1, 2, 4 or 8. Default: as they "
         "are stored; of a schema alone 4.")] = None
@@ -109,7 +116,7 @@ def plan(
     registry = plugins().configured(settings)
     opened = open_input(graph, registry, settings.run.verify, reading(files),
                         schema_only=not compare and machines.cluster is None)
-    work.workload(settings)  # checked, whatever is shown
+    work.check()
     given = {**options.given(), "--svg": svg}
     if machines.cluster is not None:
         refuse({"--compare": compare or None, **{
@@ -126,60 +133,70 @@ def plan(
             "no effect on --compare, which shows methods side by side; leave one of them out")
         _compare(opened, options, work, settings, as_json)
     elif opened.plan is not None and not options.given():
-        _show_shared(opened.plan, opened, work, settings, svg, as_json)
+        _show_shared(opened.plan, opened, work, settings, None, svg, as_json)
     else:
-        from dgl_heta.cli.requests import cutter_of, filled, partition_request, parts_of
+        from dataclasses import replace
+
+        from dgl_heta.cli.requests import cutter_of, filled, hops_of, partition_request, parts_of
+        from dgl_heta.planning.metatree import check_hops
+        from dgl_heta.planning.shared_rows import way_of
 
         options = filled(options, settings)
         backend = registry.get("partition backend", options.method or "meta")
-        request = partition_request(backend, opened, options, workload=_trained(work, settings),
+        request = partition_request(backend, opened, options, hops=hops_of(options, settings),
                                     parts=parts_of(opened, options.parts),
-                                    cutter=cutter_of(options, registry),
-                                    shared=settings.partition.shared)
-        _show_shared(backend.plan(opened.schema, request), opened, work, settings, svg, as_json)
-
-
-def _trained(work: WorkOptions, settings: Settings, hops: int | None = None) -> Workload:
-    """The workload, with what else of the settings decides how a plan is made."""
-    from dataclasses import replace
-
-    workload = work.workload(settings, hops)
-    if settings.partition.shared == "rows":
-        return workload
-    return replace(workload, model=settings.model.name, reduce=settings.model.reduce,
-                   seed_states=settings.train.seed_states)
+                                    cutter=cutter_of(options, registry), shared=way_of(settings))
+        request = replace(request, workload=work.workload(
+            settings, check_hops(request.hops, request.metapaths or None), request.parts))
+        _show_shared(backend.plan(opened.schema, request), opened, work, settings,
+                     request.memory_limit, svg, as_json)
 
 
 def _show_shared(plan: Plan, opened: GraphInput, work: WorkOptions, settings: Settings,
-                 svg: Path | None, as_json: bool) -> None:
-    """Show a plan with what partition.shared makes of it, and why."""
-    from dgl_heta.planning.shared_rows import share_rows
+                 limit: int | None, svg: Path | None, as_json: bool) -> None:
+    """Show a plan, and what training makes of it by partition.shared, and why."""
+    from dgl_heta.planning.shared_rows import share_rows_in_training
 
-    workload = _trained(work, settings, plan.hops)
-    origin = settings.origin("partition.shared")
-    chosen, choices = share_rows(plan.without_owners(), workload, settings.partition.shared, origin)
-    asked = origin.asked
-    show(chosen if asked else plan, workload, svg, as_json, opened.beside())
-    if not as_json and (asked or not plan.offloaded):
-        if choices and not asked:
-            out.print("In `dgl-heta train` (partition.shared = auto):", highlight=False)
+    workload, store = work.workload(settings, plan.hops, plan.num_parts), opened.store
+    trained, choices = share_rows_in_training(
+        plan, settings, store.directory if store and store.staged else None, workload, limit)
+    asked = settings.origin("partition.shared").asked
+    # A partition is staged as it was written, whatever training makes of it.
+    show(trained if asked else plan, workload, svg, as_json, opened.beside(), trained,
+         staged=plan if opened.plan is plan else trained)
+    if choices and not as_json:
+        if not asked:
+            out.print("The prediction is of what `dgl-heta train` does (partition.shared = auto):",
+                      highlight=False)
         for choice in choices:
             out.print(str(choice), highlight=False, markup=False)
 
 
 def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = False,
-         beside: Mapping[str | Relation, int] | None = None) -> None:
-    """Print a plan with its costs, and draw it into a file; `beside` as for
-    :func:`~dgl_heta.planning.cost.predict`."""
+         beside: Mapping[str | Relation, int] | None = None, trained: Plan | None = None,
+         staged: Plan | None = None) -> None:
+    """Print a plan with its costs, and draw it into a file.
+
+    Parameters
+    ----------
+    beside : as for :func:`~dgl_heta.planning.cost.predict`.
+    trained : the plan with what training delegates, whose costs are shown; default: the same.
+    staged : the one of which parts are staged; default: `trained`.
+    """
+    from dataclasses import replace
+
     from dgl_heta.planning.cost import predict, to_json
 
-    costs = predict(plan, work, beside)
+    trained = trained or plan
+    costs = [replace(cost, disk_bytes=on_disk.disk_bytes) for cost, on_disk in zip(
+        predict(trained, work, beside), predict(staged or trained, work, beside))]
     if svg:
         from dgl_heta.report.plan_picture import save_svg
 
         save_svg(plan, costs, svg)
     if as_json:
-        print_json({**plan.to_json(), "prediction": to_json(work, costs)})
+        shared = {"shared": trained.shared.to_json()} if trained.shared else {}
+        print_json({**plan.to_json(), **shared, "prediction": to_json(work, costs)})
         return
     from dgl_heta.report.plan_terminal import terminal
 
@@ -193,16 +210,19 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import replace
 
-    from dgl_heta.cli.requests import cutter_of, filled, partition_request, targets_of
+    from dgl_heta.cli.requests import cutter_of, filled, hops_of, partition_request, targets_of
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.gpu import HOST, REACHED, check
+    from dgl_heta.planning.shared_rows import way_of
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.console_tables import show_estimates, show_on_gpus
 
     own = opened.plan if not options.given().keys() - {"--parts"} else None
-    hops = options.hops if options.hops is not None else (
-        opened.plan.hops if opened.plan else DEFAULT_HOPS)
-    model = machines.model or Workload.model
+    hops = own.hops if own is not None else hops_of(options, settings)
+    if hops is None:
+        hops = opened.plan.hops if opened.plan else DEFAULT_HOPS
+    model = machines.model or (
+        settings.model.name if settings.model.name in MODELS else Workload.model)
     if model not in MODELS:
         raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
     if machines.feature_itemsize not in (None, 1, 2, 4, 8):
@@ -221,21 +241,22 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
             update={"train": settings.train.model_copy(update={"kernel": kernel})})
         check(cluster.gpu, settings)
     coefficients = Coefficients.load(cluster.coefficients)
-    workload = work.workload(settings, hops)
+    workload = work.workload(settings, hops, cluster.machines)
     workload = replace(
         workload, model=model, fanouts=workload.fanouts_of(hops),
         seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
         classes=opened.task.num_classes if opened.task else 0,
         feature_itemsize=machines.feature_itemsize or opened.feature_itemsize)
     if own is not None and own.num_parts == cluster.machines:
-        chosen, method = own, own.method
+        # Rows move, as in plans that are made for it: what delegation saves is not modelled.
+        chosen, method = own.without_owners(), own.method
     else:
         options = filled(options, settings)
         method = options.method or "meta"
         backend = registry.get("partition backend", method)
         chosen = backend.plan(opened.schema, partition_request(
             backend, opened, options, parts=cluster.machines, hops=hops, workload=workload,
-            cutter=cutter_of(options, registry), shared=settings.partition.shared))
+            cutter=cutter_of(options, registry), shared=way_of(settings)))
     counted, fields, how = _counted(opened, chosen, workload, cluster, coefficients,
                                     options.seed or 0)
     systems = estimate(chosen, workload, cluster, coefficients, counted, fields, settings)
@@ -300,16 +321,22 @@ def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None
 
 def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settings: Settings,
              as_json: bool) -> None:
-    from dgl_heta.cli.requests import partition_request, parts_of
+    from dataclasses import replace
+
+    from dgl_heta.cli.requests import hops_of, partition_request, parts_of
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.method_comparison import compare
+    from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.console_tables import show_comparison
     from dgl_heta.store import Store, write_store
     from dgl_heta.system.leftovers import scratch_directory
 
     request = partition_request(plugins().get("partition backend", "meta"), opened, options,
-                                parts=parts_of(opened, options.parts))
-    workload = work.workload(settings, request.hops)
+                                parts=parts_of(opened, options.parts),
+                                hops=hops_of(options, settings))
+    workload = work.workload(settings, request.hops or DEFAULT_HOPS, request.parts)
+    if workload.model not in MODELS:  # whose parameters are not known
+        workload = replace(workload, model=Workload.model)
     with scratch_directory(None, "dgl-heta-plan") as directory:
         if opened.store is None:
             if opened.source is None:

@@ -126,6 +126,11 @@ def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
     return replace(options, **values)
 
 
+def hops_of(options: PlanOptions, settings: Settings) -> int | None:
+    """The depth of the plan that is given, else the layers of the model that somebody asked for."""
+    return settings.asked("model").get("layers") if options.hops is None else options.hops
+
+
 def cutter_of(options: PlanOptions, registry: Plugins) -> Cutter | None:
     """The cutter that is named; None where the method is to cut in its own way."""
     cutter: Cutter | None = (None if options.cut is None

@@ -109,6 +109,8 @@ class Session:
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store.manifest, t).items()}
         plan = share_rows_as_partitioned(plan, self.settings, self.part_config)
+        if plan.shared is not None:
+            self.store.check_here(plan.partitions[self.part].relations, plan.shared.reason)
         if cut := [r for r, own in plan.ownership.items() if own.hubs]:
             refuse("in-edges of a node that are cut", part_config=self.part_config,
                    relation=cut[0])

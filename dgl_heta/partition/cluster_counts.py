@@ -97,12 +97,14 @@ def count_fields(store: Store, plan: Plan, work: Workload, seeds: float, seed: i
     whole, scripts = make_plan(store.schema, plan.targets, plan.hops, 1), plan.for_scripts()
     rng = np.random.default_rng(seed)
     train = train_nodes(store, plan.targets)
+    count = sum(map(len, train.values()))
 
     def sample(of: Plan, part: int, size: int) -> MiniBatch:
         """The batch of a partition, of a group of `size` workers."""
         return NeighborSampler(
             store, SamplingScope.of(of, part), work.fanouts_of(plan.hops), seed).sample({
-                t: np.sort(rng.choice(ids, min(round(seeds * size / len(train)), len(ids)), False))
+                t: np.sort(rng.choice(
+                    ids, min(round(seeds * size * (len(ids) / count)), len(ids)), False))
                 for t, ids in train.items()})
 
     def field(batch: MiniBatch, size: int, apart: float) -> ReceptiveField:

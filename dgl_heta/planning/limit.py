@@ -37,8 +37,8 @@ def within(plan: Plan, limit: int, work: Workload) -> Plan:
         return plan
     raise InputError(
         f"with {several(plan.num_parts, 'partition')} and replication = {plan.replication} a "
-        f"partition holds {_mb(worst)} MB, {_mb(worst - limit)} MB more than the limit of "
-        f"{_mb(limit)} MB; {_remedies(plan, limit, work, worst)}")
+        f"partition holds {mb(worst)} MB, {mb(worst - limit)} MB more than the limit of "
+        f"{mb(limit)} MB; {_remedies(plan, limit, work, worst)}")
 
 
 def largest(plan: Plan, work: Workload) -> int:
@@ -56,7 +56,7 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
     Raises
     ------
     InputError
-        Not even the pieces fit.
+        Not even the pieces fit; or they are fewer than partitions.
     """
     dealt: list[list[Piece]] = [[] for _ in range(parts)]
     types = [set(targets) for _ in range(parts)]
@@ -80,17 +80,24 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
             if features > limit:
                 raise InputError(
                     f"the features of the targets and of the ends of '{relation}' alone take "
-                    f"{_mb(features)} MB, {_mb(features - limit)} MB more than the limit of "
-                    f"{_mb(limit)} MB; node types are not cut, so use a limit above that")
+                    f"{mb(features)} MB, {mb(features - limit)} MB more than the limit of "
+                    f"{mb(limit)} MB; node types are not cut, so use a limit above that")
             raise InputError(
-                f"relation '{relation}' needs {_mb(whole)} MB, but {several(parts, 'partition')} "
-                f"of {_mb(limit)} MB have room for {_mb(room)} MB of it beside the other relations "
-                f"and the features of its node types: {_mb(whole - room)} MB too little; use "
+                f"relation '{relation}' needs {mb(whole)} MB, but {several(parts, 'partition')} "
+                f"of {mb(limit)} MB have room for {mb(room)} MB of it beside the other relations "
+                f"and the features of its node types: {mb(whole - room)} MB too little; use "
                 "more partitions or a higher limit")
         for part, low, high in pieces:
             used[part] = with_types(part, relation) + relation_bytes(schema, relation, low, high)
             types[part] |= {relation.src, relation.dst}
             dealt[part].append((relation, low, high))
+    filled = sum(map(bool, dealt))
+    if filled < parts:  # an empty partition always has most room, so there was no piece for it
+        raise InputError(
+            f"{parts} partitions are too many for replication = none and a limit of {mb(limit)} "
+            f"MB, by which {several(len(relations), 'relation')} that the model needs are cut in "
+            f"{several(filled, 'piece')}; use at most {several(filled, 'partition')}, or a lower "
+            "limit")
     return dealt
 
 
@@ -141,8 +148,8 @@ def _remedies(plan: Plan, limit: int, work: Workload, worst: int) -> str:
                 remedies.append(f"{parts} partitions")
                 break
         if not plan.metapaths and (best := _without_replication(plan, limit, work)) is not None:
-            remedies.append(f"replication = none ({_mb(best)} MB)")
-    remedies.append(f"a limit of {_mb(worst)} MB")
+            remedies.append(f"replication = none ({mb(best)} MB)")
+    remedies.append(f"a limit of {mb(worst)} MB")
     return " or ".join(remedies) + " would do"
 
 
@@ -160,5 +167,6 @@ def _without_replication(plan: Plan, limit: int, work: Workload) -> int | None:
     return size if size <= limit else None
 
 
-def _mb(size: int) -> str:
+def mb(size: int) -> str:
+    """So many bytes in MB, to a tenth where they are few."""
     return f"{size / 1e6:,.1f}" if abs(size) < 1e9 else f"{size / 1e6:,.0f}"

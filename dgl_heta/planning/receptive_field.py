@@ -101,8 +101,8 @@ def receptive_field(plan: Plan, part: int, fanouts: Sequence[int], seeds: float,
     Parameters
     ----------
     fanouts : one per layer, input layer first; negative: all neighbours.
-    seeds : those of the group, of all target types in equal parts, of which the partition
-        aggregates its shares.
+    seeds : those of the group, of all target types in proportion to their nodes, of which the
+        partition aggregates its shares.
     own : seeds of which it computes the final states.
     """
     return ReceptiveFields(plan, fanouts).field(part, seeds, own)
@@ -142,8 +142,11 @@ class ReceptiveFields:
         partition = plan.partitions[part]
         shares = {self._order[r]: s.width / s.count for r, s in plan.roots(part).items()}
         roots = np.array([*shares], np.int64)
-        seed_rows = np.minimum(seeds / len(plan.targets) * np.array([*shares.values()]),
-                               self._counts[self._dst[roots]])
+        nodes = plan.schema.node_counts
+        count = sum(nodes[t] for t in plan.targets)
+        of_type = {t: nodes[t] / count for t in plan.targets}
+        of_roots = [share * of_type[plan.schema.relations[i].dst] for i, share in shares.items()]
+        seed_rows = np.minimum(seeds * np.array(of_roots), self._counts[self._dst[roots]])
         reached, touched = np.zeros_like(self._counts), np.zeros(len(self._counts), bool)
         before = np.zeros((2, 2, len(self._src)))  # of inner rows and seeds: rows, share of edges
         layers = []
@@ -173,8 +176,7 @@ class ReceptiveFields:
             run = np.flatnonzero(counts[:2].any(0))
             layers.append(LayerField(above, self._by_type(reached, touched), [
                 plan.schema.relations[i] for i in run.tolist()], counts[:, run]))
-        nodes = plan.schema.node_counts
-        finals, every = ({t: min(n / len(plan.targets), nodes[t]) for t in plan.targets}
+        finals, every = ({t: min(n * part, nodes[t]) for t, part in of_type.items()}
                          for n in (own, seeds if alone else own))
         inputs = {t: n + every.get(t, 0.0) * (1 - n / nodes[t])
                   for t, n in layers[-1].sources.items()}

@@ -7,19 +7,23 @@ decides: the setting with its origin, the plan as it was partitioned, and the tr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dgl_heta.errors import InputError
+from dgl_heta.planning.limit import largest, mb
 from dgl_heta.planning.offloading import SharingDecision
 from dgl_heta.planning.owner_choice import Choice, choose, worth_choosing
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Origin, Settings
 
+log = logging.getLogger("dgl_heta")
 
-def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
+
+def share_rows(plan: Plan, work: Workload, way: str, origin: Origin, limit: int | None = None
                ) -> tuple[Plan, Sequence[Choice]]:
     """The plan that is to be partitioned, with what is best for shared rows.
 
@@ -27,19 +31,35 @@ def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
     ----------
     plan : one in which nothing is offloaded.
     way : `partition.shared`.
+    limit : bytes that a partition may hold. An owner has relations and rows that the plan did not
+        give it: where they are too much, rows move.
 
     Raises
     ------
     InputError
-        `way` is "delegate" and the plan cannot.
+        `way` is "delegate" and the plan cannot, or a partition would hold too much.
     """
     chosen, choices = choose(plan, work, way)
+    if limit is not None and chosen.offloaded and (most := largest(chosen, work)) > limit:
+        holds = (f"the partition that aggregates for the others would hold {mb(most)} MB, "
+                 f"more than partition.memory_mb = {mb(limit)}")
+        if way == "delegate":
+            raise InputError(f"partition.shared = delegate: {holds}; use partition.shared = rows "
+                             "or a higher limit")
+        log.warning("partition.shared = %s: rows move, as %s", way, holds)
+        return _decided(plan, way, origin, holds), []
     reason = (f"partition.shared = {way}" if way != "auto" else "; ".join(map(str, choices))
               or "nothing can be delegated, or it would not be worth it")
     return _decided(chosen, way, origin, reason), choices
 
 
-def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None = None
+def way_of(settings: Settings) -> str:
+    """`partition.shared`, as plans are made for it: replicas move no rows, whatever it is."""
+    return "rows" if settings.train.learnable == "replica" else settings.partition.shared
+
+
+def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None = None,
+                           work: Workload | None = None, limit: int | None = None
                            ) -> tuple[Plan, Sequence[Choice]]:
     """The plan as `dgl-heta train` runs it; where every worker reads the whole store, what a
     partition was made with can be chosen anew.
@@ -47,6 +67,7 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
     Parameters
     ----------
     staged : the partition, where workers have what its plan says alone.
+    work, limit : where they are others than the settings say.
 
     Raises
     ------
@@ -54,7 +75,7 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
         As :func:`share_rows` and :func:`share_rows_as_partitioned`.
     """
     way, origin = settings.partition.shared, settings.origin("partition.shared")
-    work = Workload.of(settings, parts=plan.num_parts)
+    work = work or Workload.of(settings, parts=plan.num_parts)
     if way == "auto":
         why = ("train.learnable = replica moves no rows" if settings.train.learnable == "replica"
                else f"of model '{settings.model.name}' it is not known what it reads"
@@ -67,7 +88,8 @@ def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None =
     # changes it.
     if plan.offloaded and not origin.asked and worth_choosing(work):
         return _decided(plan, way, origin, "as it was partitioned"), []
-    return share_rows(plan.without_owners(), work, way, origin)
+    return share_rows(plan.without_owners(), work, way, origin,
+                      limit or settings.partition.memory_limit)
 
 
 def share_rows_as_partitioned(plan: Plan, settings: Settings, where: str) -> Plan:
@@ -87,8 +109,9 @@ def share_rows_as_partitioned(plan: Plan, settings: Settings, where: str) -> Pla
     if way == "delegate" and origin.asked and not plan.offloaded:
         raise InputError(f"partition.shared = delegate, but the partition {where} was made "
                          "without it; partition the graph with this setting")
-    # A part on a machine has the relations that it was partitioned with: less of them can be run,
-    # not more.
+    # A part on a machine has the relations that it was partitioned with. Without owners it runs
+    # more of them, which a staged part does not have (StoreFiles.check_here); with others than it
+    # was partitioned for, it would, too, so that none are chosen anew.
     why = ("partition.shared = rows" if way == "rows" else
            "train.learnable = replica moves no rows" if settings.train.learnable == "replica" else
            "a reference runs as plain DGL does" if settings.run.reference else None)

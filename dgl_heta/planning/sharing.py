@@ -102,7 +102,19 @@ def share_evenly(trees: int, parts: int, load: Callable[[Mapping[int, Fraction]]
                                             best.after):
             contents[part] = _plus(contents[part], best.tree, change)
             loads[part] = load_after
+    _fill(contents)
     return _as_shares(contents, trees, units)
+
+
+def _fill(contents: list[dict[int, int]]) -> None:
+    """Give partitions that have nothing, as what there was to give hardly counts as work, a
+    sub-metatree of the one that has most, or half of its only one."""
+    for empty in [p for p, content in enumerate(contents) if not content]:
+        source = max(contents, key=lambda content: sum(content.values()))
+        index, count = max(source.items(), key=lambda item: item[1])
+        moved = count if len(source) > 1 else count // 2
+        contents[contents.index(source)] = _plus(source, index, -moved)
+        contents[empty] = {index: moved}
 
 
 class _Move(NamedTuple):

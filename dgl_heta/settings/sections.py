@@ -76,6 +76,11 @@ class PartitionSettings(_Section):
                                   "that `dgl-heta partition` wrote) of the data set that the "
                                   "script loads, which is sampled by relation")
 
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes that a partition may hold."""
+        return None if self.memory_mb is None else round(self.memory_mb * 1e6)
+
 
 class TaskSettings(_Section):
     """The task to train for, where it is not the one that the graph comes with."""

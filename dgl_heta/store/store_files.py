@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from dgl_heta.errors import InputError, several
+from dgl_heta.graph.schema import Relation
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest
 from dgl_heta.store.staged import Staged, pieces_sum
 from dgl_heta.store.structure import Finite, Rule, rule_of
@@ -50,6 +51,25 @@ class StoreFiles:
         if self.staged is not None:
             raise InputError(f"{self.directory} is staged for {self.staged}, and holds no whole "
                              "graph; give the store that it was staged from")
+
+    def check_here(self, relations: Collection[Relation], why: str) -> None:
+        """Check that relations that a partition runs are there.
+
+        Parameters
+        ----------
+        why : it runs them, though others were to run them for it.
+
+        Raises
+        ------
+        InputError
+            One is not, by name.
+        """
+        for entry in self.manifest.relations:
+            if entry.relation in relations and not self._is_here(entry.files[0]):
+                raise InputError(
+                    f"{self.directory} is staged for {self.staged}, for which another partition "
+                    f"was to run relation '{entry.relation}', but {why}; leave that setting out, "
+                    "or partition the graph with partition.shared = rows and stage it again")
 
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by

@@ -187,6 +187,13 @@ def with_trainers(plan: Plan, trainers: int) -> Plan:
         for p in plan.partitions for t in range(trainers)))
 
 
+def without_trainers(plan: Plan, trainers: int) -> Plan:
+    """The plan of which :func:`with_trainers` made this one: it follows from its assignment."""
+    return replace(plan, partitions=tuple(
+        replace(p, index=p.index // trainers, group=p.group // trainers)
+        for p in plan.partitions[::trainers]))
+
+
 def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
                precomputed: ModelInputs | None = None) -> ModelSpec:
     """The specification of the model: the store's types, the task's outputs, the settings."""

@@ -17,6 +17,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import classes, of_relations
+from dgl_heta.training.setup import without_trainers
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def summarize(engine: Engine, settings: Settings, history: list[EpochRecord],
         "batches": engine.part.source.name, "parts": engine.plan.num_parts,
         "parameters": sum(p.numel() for p in engine.model.parameters()),
         "settings": settings.model_dump(), "versions": versions(),
-        "plan": engine.plan.to_json(),
+        "plan": without_trainers(engine.plan, settings.train.trainers).to_json(),
         "shared": engine.plan.shared and engine.plan.shared.to_json(),
     }
 

@@ -12,7 +12,9 @@ import pytest
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
+from dgl_heta.planning.limit import largest
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
 from tests.support.command_line import edge_files, graphbolt, refused, tree
 from tests.support.graphs import academic
@@ -111,6 +113,19 @@ def test_dry_run_shows_the_plan_and_writes_nothing(heta, tmp_path):
     assert tree(tmp_path) == before
 
 
+def test_settings_of_the_model_are_those_of_the_plan(heta, store, tmp_path):
+    """What is written can be trained with the settings that it was written with."""
+    settings = "--set", "model.layers=3", "--set", "model.hidden=8"
+    partition = "partition", store, "--out", tmp_path / "p", *settings
+    shown = heta(*partition, "--dry-run", "--json").json
+    assert (shown["hops"], shown["prediction"]["workload"]["hidden"]) == (3, 8)
+    assert heta(*partition).status == 0
+    assert Plan.load(tmp_path / "p/plan.json").hops == 3
+    assert heta("train", tmp_path / "p", "--dry-run", *settings).status == 0
+    assert heta(*partition, "--hops", 1, "--overwrite").status == 0
+    assert Plan.load(tmp_path / "p/plan.json").hops == 1
+
+
 def test_overwrite_replaces_a_partition_and_nothing_else(heta, store, tmp_path):
     out = tmp_path / "out"
     assert heta("partition", store, "--out", out).status == 0
@@ -199,3 +214,41 @@ def test_plan_of_a_partition_is_the_one_it_has(heta, store, tmp_path):
     assert (plan["parts"], plan["hops"], plan["target"]) == (3, 1, ["paper", "author"])
     other = heta("plan", tmp_path / "p", "--hops", 2, "--json").json
     assert (other["parts"], other["hops"], other["target"]) == (3, 2, ["paper", "author"])
+
+
+def test_a_limit_of_memory_holds_for_what_is_written(heta, lopsided, tmp_path, caplog):
+    """An owner partition gets relations and features that the plan alone did not give it."""
+    def most():
+        return largest(Plan.load(tmp_path / "p/plan.json"), Workload())
+
+    partition = "partition", lopsided, "--out", tmp_path / "p", "--overwrite"
+    assert heta(*partition).status == 0
+    assert most() > 1.7e6
+    for more in ([], ["--dry-run"]):
+        caplog.clear()
+        heta(*partition, "--memory-mb", 1.05, *more)
+        assert "partition.shared = auto: rows move" in caplog.text
+    assert most() < 1.05e6
+    refused(heta(*partition, "--memory-mb", 1.05, "--set", "partition.shared=delegate"),
+            "would hold 1.8 MB, more than partition.memory_mb = 1.1")
+    train = "train", lopsided, "--dry-run", "--set", "partition.memory_mb=1.05"
+    caplog.clear()
+    heta(*train)
+    assert "partition.shared = auto: rows move" in caplog.text
+
+
+def test_a_partition_that_is_too_large_is_not_trained(heta, lopsided, tmp_path):
+    heta("partition", lopsided, "--out", tmp_path / "p")
+    train = "train", tmp_path / "p", "--dry-run", "--set"
+    refused(heta(*train, "partition.memory_mb=1.05"), "holds 1.8 MB, 0.8 MB more than")
+    assert heta(*train, "partition.memory_mb=1.9").status == 0
+
+
+def test_a_partition_that_delegates_is_predicted_on_a_cluster(heta, store, tmp_path):
+    heta("partition", store, "--out", tmp_path / "p", "--set", "partition.shared=delegate")
+    heta("partition", store, "--out", tmp_path / "rows", "--set", "partition.shared=rows")
+    assert Plan.load(tmp_path / "p/plan.json").offloaded
+    (tmp_path / "c.toml").write_text("machines = 2\nlink_gbit = 1\nmetis_cut = 0.5\n")
+    shown, rows = (heta("plan", tmp_path / name, "--cluster", tmp_path / "c.toml", "--json").json
+                   for name in ("p", "rows"))
+    assert shown["systems"][:2] == rows["systems"][:2]  # those of dgl-heta

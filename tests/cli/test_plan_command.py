@@ -83,3 +83,27 @@ def test_any_schema_is_planned_or_refused_in_one_line(heta, tmp_path, counts, da
         assert result.err == ""
     else:
         refused(result, "")
+
+
+@pytest.mark.parametrize("asked", [
+    [], ["train.dtype=float64"], ["train.global_batch_size=30"], ["model.reduce=max"],
+    ["model.layers=3", "train.fanouts=[5,4,3]"], ["model.name=hgt", "train.batch_size=9"],
+    ["partition.shared=rows", "train.trainers=2", "train.global_batch_size=30"],
+    ["train.learnable=replica"]])
+def test_bytes_are_those_of_a_training_with_the_same_settings(heta, store, asked):
+    sets = [word for value in asked for word in ("--set", value)]
+    plan = heta("plan", store, "--json", *sets).json
+    trained = heta("train", store, "--dry-run", "--json", *sets).json
+    assert plan["prediction"]["workload"] == trained["prediction"]["workload"]
+    assert plan["prediction"] == trained["prediction"]
+    assert (plan["hops"], plan["shared"]) == (trained["hops"], trained["shared"])
+
+
+def test_options_win_over_settings(heta, mag):
+    settings = ["--set", "model.layers=3", "--set", "train.batch_size=8"]
+    plan = heta("plan", mag, "--target", "paper", "--json", *settings).json
+    assert (plan["hops"], plan["prediction"]["workload"]["batch_size"]) == (3, 8)
+    plan = heta("plan", mag, "--target", "paper", "--json", *settings, "--hops", 1,
+                "--batch-size", 4, "--fanouts", 7).json
+    work = plan["prediction"]["workload"]
+    assert (plan["hops"], work["batch_size"], work["fanouts"]) == (1, 4, [7])

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.launch.jobs.training import TrainingJob
+from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 
 
@@ -74,3 +78,18 @@ def test_what_to_stage_is_checked(heta, partition: Path, tmp_path: Path, words: 
     done = heta("stage", partition, "--to", tmp_path / "out", "--dry-run", *words)
     assert done.status == (2 if told else 0)
     assert re.search(told, done.err)
+
+
+@pytest.mark.parametrize("setting", ["partition.shared=rows", "train.learnable=replica"])
+def test_what_others_were_to_run_is_not_run_by_a_staged_part(
+        heta, lopsided, tmp_path, monkeypatch, setting):
+    heta("partition", lopsided, "--out", tmp_path / "p", "--stage", tmp_path / "staged")
+    plan = Plan.load(tmp_path / "p/plan.json")
+    (asking,) = [p.index for p in plan.partitions if p.asks]
+    for name, value in (("RANK", asking), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0)):
+        monkeypatch.setenv(name, str(value))
+    part = str(tmp_path / f"staged/part-{asking}")
+    TrainingJob.prepare(part, None, [], plugins())
+    words = f"was to run relation 't3 e3 t1', but {setting.replace('=', ' = ')}"
+    with pytest.raises(InputError, match=words):
+        TrainingJob.prepare(part, None, [setting], plugins())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dgl_heta.partition.cluster_counts import count_rows
+from dgl_heta.partition.cluster_counts import count_fields, count_rows
 from dgl_heta.partition.counting import counting_of, part_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import Cluster, estimate, raf_loads
@@ -139,3 +139,14 @@ def test_a_cluster_is_predicted_from_what_is_counted(
               if one.system == "dgl-heta"]
     assert own.causes["partials"] == pytest.approx(sent["partials"], abs=3)
     assert "relations that are cut" not in own.beyond  # they were measured
+
+
+def test_seeds_of_several_targets_are_counted_in_proportion(tmp_path: Path) -> None:
+    source = with_tasks(academic())
+    source.node_arrays["paper"]["train_mask"] = np.arange(60) < 48
+    source.node_arrays["author"]["train_mask"] = np.arange(40) < 12
+    write_store(source, tmp_path / "store")
+    store = Store(tmp_path / "store")
+    plan = make_plan(store.schema, ("paper", "author"), 2, 2)
+    fields = count_fields(store, plan, Workload(fanouts=(5, 5)), 10)
+    assert [field.own for field in fields] == [{"paper": 8, "author": 2}] * 3

@@ -48,3 +48,12 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_what_would() -> None:
         Meta().plan(schema, replace(request, memory_limit=least // 50, replication="none"))
     with pytest.raises(InputError, match="too little; use more partitions or a higher limit"):
         Meta().plan(schema, replace(request, memory_limit=least * 7 // 10, replication="none"))
+
+
+def test_no_partition_is_left_without_a_relation() -> None:
+    schema = academic().schema()
+    request = PartitionRequest(12, ("paper",), 2, replication="none", memory_limit=10**9)
+    with pytest.raises(InputError, match="12 partitions .* in 7 pieces; use at most 7 partitions"):
+        Meta().plan(schema, request)
+    plan = Meta().plan(schema, replace(request, parts=7))
+    assert all(p.relations for p in plan.partitions)

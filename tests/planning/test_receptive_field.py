@@ -80,6 +80,16 @@ def test_edges_of_a_row_that_is_at_two_layers_reach_no_node_twice() -> None:
     assert step.inputs["a"] == pytest.approx(3000, rel=1e-5)
 
 
+def test_seeds_are_of_targets_in_proportion_to_their_nodes() -> None:
+    """As training divides them over its steps."""
+    schema = Schema({"a": 10**9, "p": 3 * 10**9, "q": 10**9}, {
+        Relation("a", "w", "p"): 3 * 10**9, Relation("a", "w", "q"): 5 * 10**9})
+    plan = make_plan(schema, ("p", "q"), 1, 2)
+    steps = [receptive_field(plan, part, (-1,), 1000, 500) for part in (0, 1)]
+    assert steps[0].own == {"p": 375, "q": 125}
+    assert sum(step.layers[0].edges for step in steps) == 750 + 5 * 250
+
+
 def test_as_many_fanouts_as_hops() -> None:
     assert Workload().fanouts_of(3) == (25, 20, 20)
     with pytest.raises(InputError, match="fanouts has 1 number, but the plan has 2 hops"):

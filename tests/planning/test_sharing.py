@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import shape_schema
+from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.backends.meta import Meta, MetaShared, MetaWhole
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.dealing import longest_processing_time
@@ -30,6 +31,7 @@ def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:
 def test_shares_make_a_whole_and_relieve_the_heaviest(weights: list[float], parts: int) -> None:
     contents = share_evenly(len(weights), parts, adding(weights))
     assert len(contents) == parts
+    assert all(contents)
     for index in range(len(weights)):
         ranges = [content[index].rows(1600) for content in contents if index in content]
         assert [r[0] for r in ranges] == [0, *(r[1] for r in ranges[:-1])]
@@ -47,6 +49,16 @@ def test_a_heavy_sub_metatree_is_shared_and_even_ones_are_not() -> None:
     assert share_evenly(3, 2, adding([4, 3, 1])) == [{0: Share()}, {1: Share(), 2: Share()}]
     assert share_evenly(1, 4, adding([1])) == [{0: Share(0, 16, 4)}, {0: Share(4, 16, 4)},
                                                {0: Share(8, 16, 4)}, {0: Share(12, 16, 4)}]
+
+
+def test_no_partition_is_left_without_a_sub_metatree() -> None:
+    """Though next to nothing of the work can be shared: almost all is to run a relation at all."""
+    schema = Schema({"a": 3, "b": 10**6, "t": 1, "u": 3}, {
+        Relation("b", "r", "u"): 10**9, Relation("u", "s", "t"): 10**9,
+        Relation("a", "s", "t"): 10**6}, {"a": 400, "b": 4})
+    request = PartitionRequest(5, ("u", "t"), 1, workload=Workload(64, fanouts=(1,)))
+    plan = MetaShared().plan(schema, request)
+    assert all(p.sub_metatrees for p in plan.partitions)
 
 
 def test_a_sub_metatree_is_not_shared_where_most_of_it_would_be_done_twice() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ def test_a_run_says_how_it_was_started_and_a_look_finds_what_is_damaged(
         flip(run / name, 300)
     (run / "model.json").unlink()
     assert "<svg" in (plan_picture(run) or "")  # by the store
+
+
+def test_the_plan_of_a_run_with_several_trainers_is_drawn(place: Path, tmp_path: Path) -> None:
+    """With one partition's bytes, though it is trained by two workers."""
+    asked = ("--parts", "2", "--set", "partition.shared=delegate", "--set", "train.trainers=2")
+    train(place / "store", tmp_path / "run", 1, *asked)
+    plan = read_run(tmp_path / "run").summary["plan"]
+    assert (plan["parts"], len(plan["partitions"])) == (2, 2)
+    assert plan["delegates"]
+    drawn = plan_picture(tmp_path / "run")
+    assert drawn
+    page = (tmp_path / "run/report.html").read_text()  # as training itself drew it
+    assert b64encode(drawn.encode()).decode() in page
 
 
 def test_a_store_that_is_cut_while_a_run_reads_it_is_named(place: Path, tmp_path: Path) -> None:

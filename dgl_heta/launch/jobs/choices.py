@@ -15,10 +15,10 @@ from dgl_heta.launch.scheduler import is_worker
 from dgl_heta.partition.directory import is_partition
 from dgl_heta.partition.graph_input import GraphInput, Reading, open_input
 from dgl_heta.partition.request import make_request
-from dgl_heta.planning.limit import within
+from dgl_heta.planning.limit import largest, mb
 from dgl_heta.planning.metatree import load_metapaths
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.shared_rows import share_rows_in_training
+from dgl_heta.planning.shared_rows import share_rows_in_training, way_of
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Origin, Settings, load_settings
 from dgl_heta.store import Store
@@ -83,7 +83,9 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     targets = resolve(settings.task, opened.task, opened.schema, opened.info).targets or []
     if opened.plan is not None:
         _check_plan(opened.plan, opened, settings, targets)
-        return _sharing(opened.plan, opened, settings)
+        plan = _sharing(opened.plan, opened, settings)
+        _check_memory(plan, settings)
+        return plan
     if opened.store is not None:
         opened.store.check_whole()
     wishes = settings.partition
@@ -92,12 +94,11 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
                          "is partitioned; write a partition first (`dgl-heta partition --cut "
                          f"{wishes.cut}`), and train that")
     backend = registry.get("partition backend", wishes.method)
-    plan: Plan = backend.plan(opened.schema, make_request(
+    plan = backend.plan(opened.schema, make_request(
         backend, opened.schema, wishes.parts, targets, hops=settings.model.layers,
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
-        shared="rows" if settings.train.learnable == "replica" else wishes.shared,
-        word=lambda name: f"partition.{name}"))
+        shared=way_of(settings), word=lambda name: f"partition.{name}"))
     return _sharing(plan, opened, settings)
 
 
@@ -107,11 +108,13 @@ def check_staged(store: Store | None, plan: Plan, trainers: int) -> None:
     Raises
     ------
     InputError
-        The store was staged for other partitions.
+        The store was staged for other partitions, or for a plan in which others aggregate for them.
     """
     if store is not None and store.staged is not None:
         for part in parts_here(plan, trainers):
             store.staged.check(part, store.directory)
+            if plan.shared is not None:
+                store.check_here(plan.partitions[part].relations, plan.shared.reason)
 
 
 def parts_here(plan: Plan, trainers: int) -> Sequence[int]:
@@ -158,12 +161,22 @@ def _check_plan(plan: Plan, opened: GraphInput, settings: Settings, targets: lis
             f"the partition was made with replication = {plan.replication}, but the "
             f"settings ask for {wishes.replication}; leave the setting out, or "
             "make another partition")
-    if wishes.memory_mb is not None:
-        within(plan, int(wishes.memory_mb * 1e6),
-               Workload.of(settings, parts=plan.num_parts))
     if wishes.cut is not None:
         raise InputError("partition.cut has no effect on a partition that exists; leave it out, or "
                          "make another partition with --cut")
     if wishes.seed:
         raise InputError("partition.seed has no effect on a partition that exists; leave it "
                          "out, or make another partition with --seed")
+
+
+def _check_memory(plan: Plan, settings: Settings) -> None:
+    """Refuse a partition that holds more than the settings allow: its plan stays as it is."""
+    limit = settings.partition.memory_limit
+    if limit is None:
+        return
+    most = largest(plan, Workload.of(settings, parts=plan.num_parts))
+    if most > limit:
+        raise InputError(
+            f"a part of the partition holds {mb(most)} MB, {mb(most - limit)} MB more than "
+            f"partition.memory_mb = {mb(limit)}; make another partition with --memory-mb, or "
+            "raise the limit")

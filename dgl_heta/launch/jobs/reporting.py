@@ -52,7 +52,7 @@ def plan_picture(run_dir: Path) -> str | None:
             raise InputError(f"{where} has no plan")
         plan = Plan.from_json(content, _schema(run_dir), "of this run")
         parameters = recorded.get("parameters")
-        work = Workload.of(settings, parameters if type(parameters) is int else 0, plan.num_parts)
+        work = Workload.of(settings, parameters if type(parameters) is int else 0)
         return svg(plan, predict(plan, work))
     except InputError as error:
         log.warning("the plan is not drawn: %s", error)

@@ -131,7 +131,7 @@ class MetatreeBackend(PartitionBackend):
         plan = self.plan(schema, request)
         check_divided(plan, request)
         plan, _ = share_rows(self._cut_by_edges(plan, source, request), request.workload,
-                             request.shared, request.shared_origin)
+                             request.shared, request.shared_origin, request.memory_limit)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
                                  edge_ids=request.edge_ids, builders=request.builders)
         return PartitionResult(config, plan.num_parts, statistics={
