@@ -72,7 +72,8 @@ class Session:
     edge_ends : sources and destinations of edges, by their ids.
     server_column : reads edge data from DistDGL's servers, by relation and name; None where the
         graph has none of that name.
-    embeddings, parallels : tables of DistEmbeddings, and modules that the script wrapped.
+    embedded : node types that the script has had DistEmbeddings of.
+    parallels : modules that the script wrapped.
     loaders : the number of data loaders so far.
     all_complete : whether states of all seeds are complete on all machines, read or not.
     watch, reading : what looks at calls at steps to prove, and what is given rows of tables
@@ -139,7 +140,9 @@ class Session:
         self.batch_ids = IdRegistry(self._say_of_group)
         self.edge_ends = EdgeEnds(self.store)
         self.server_column: Callable[[Relation, str], Column | None] = lambda relation, name: None
-        self.embeddings: list[Any] = []
+        # Not the tables: DGL keeps rows, and states of optimizers, as long as the script does. Nor
+        # are types forgotten with them: trainers exchange by this, and free memory at other times.
+        self.embedded: set[str] = set()
         self.parallels: list[Any] = []
         self.loaders = 0
         self.all_complete = settings.train.complete_states

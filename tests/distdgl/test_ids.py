@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +17,12 @@ import pytest
 import torch
 
 from dgl_heta.distdgl.rows import node_data
-from dgl_heta.distdgl.rows.embedding import Table
+from dgl_heta.distdgl.rows.embedding import Table, call
 from dgl_heta.errors import HetaError
+from tests.support.dist_reference import parts, whole_graph
+from tests.support.standalone import run
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.parametrize("wrong", [-1, 5])
@@ -39,6 +47,31 @@ def test_an_index_out_of_range_of_an_embedding_is_an_error(wrong: int) -> None:
     assert table.read(torch.tensor([4, 0])).shape == (2, 2)
     with pytest.raises(IndexError, match="5 rows"):
         table.read(torch.tensor([0, wrong]))
+
+
+def test_an_embedding_made_again_under_its_name_has_new_rows_and_states(tmp_path: Path) -> None:
+    config = parts(whole_graph(), 1, tmp_path / "parts")
+    run(SUPPORT / "dist_again.py", config, tmp_path / "found.json", "embedding", heta=True)
+    first, second = json.loads((tmp_path / "found.json").read_text())
+    assert first[0] == [[1.0, 1.0]] * 4 != first[1]
+    assert second == first
+
+
+def test_what_looks_at_reads_of_an_embedding_does_not_keep_it() -> None:
+    table, kept = Table.__new__(Table), []
+    table.count, table.low, table.high = 5, 0, 5
+    table._tensor = SimpleNamespace(local_partition=torch.ones(5, 2))
+    table.session = SimpleNamespace(reading=None, scope=SimpleNamespace(  # type: ignore[assignment]
+        aside=nullcontext, read=lambda rows, ids, again: kept.append(again)))
+    embedding = SimpleNamespace(heta=table)
+    with torch.no_grad():
+        call(embedding, torch.tensor([2, 3]), torch.device("cpu"))
+    assert kept[0](torch.tensor([1])).tolist() == [[1.0, 1.0]]
+    held = weakref.ref(table)
+    del table, embedding
+    assert held() is None
+    with pytest.raises(HetaError, match="let go"):
+        kept[0](torch.tensor([1]))
 
 
 def test_more_trainers_than_bits_are_refused() -> None:

@@ -37,6 +37,7 @@ Batch and instance norms may look at all rows: it is documented that these are t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
@@ -60,6 +61,7 @@ from dgl_heta.distdgl.autograd.partial_gradients import has_hooks, watch
 from dgl_heta.distdgl.autograd.trace import Trace, tidy
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.refusals import refuse
+from dgl_heta.errors import HetaError
 from dgl_heta.proof.gather import CAUSE
 from dgl_heta.raf.chain import is_link, walk, walk_below
 from dgl_heta.sampling.blocks import Block, MiniBatch
@@ -333,6 +335,18 @@ def _ids(part: Any) -> Iterator[tuple[str, Tensor]]:
         return
     for types, nodes in ((part.srctypes, part.srcnodes), (part.dsttypes, part.dstnodes)):
         yield from ((t, nodes[t].data[NID]) for t in types)
+
+
+def weakly(table: Any, read: Callable[[Any, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of ids that reads rows of a table, and does not keep it: its rows are gone
+    when the script lets it go, and a new one of the same name has new ones."""
+    held = weakref.ref(table)
+
+    def again(ids: Tensor) -> Tensor:
+        if (there := held()) is None:
+            raise HetaError("rows were read of a table that the script has let go")
+        return read(there, ids)
+    return again
 
 
 def _own(block: Block, ntype: str) -> int:

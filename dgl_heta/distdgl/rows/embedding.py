@@ -22,6 +22,7 @@ import torch
 from dgl.distributed.dist_tensor import DistTensor
 from torch import Tensor
 
+from dgl_heta.distdgl.autograd.loss_scope import weakly
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.rows.embedding_steps import step
 from dgl_heta.distdgl.rows.embedding_table import Table
@@ -56,7 +57,8 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
             # Rows of other trainers' batches are read here, too. A loss of theirs alone is theirs.
             table.session.scope.learn(rows, table.ntype, readers.others)
         embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
-    table.session.scope.read(rows, bare(index), lambda ids: table.read(ids).to(device))
+    table.session.scope.read(rows, bare(index), weakly(
+        table, lambda table, ids: table.read(ids).to(device)))
     return rows
 
 
@@ -70,7 +72,7 @@ def _open(embedding: Any) -> None:
         return
     embedding.heta = Table(session, embedding, policy.policy_str.removeprefix("node~"),
                            plain(DistTensor.__getitem__))
-    session.embeddings.append(embedding.heta)
+    session.embedded.add(embedding.heta.ntype)
 
 
 def _init(original: Any) -> Any:
@@ -113,7 +115,7 @@ def _step(original: Any) -> Any:
 def _init_optimizer(original: Any) -> Any:
     def __init__(self: Any, params: Any, lr: float) -> None:
         original(self, params, lr)
-        state_of(Optimizers).optimizers.append(self)
+        state_of(Optimizers).add(self)
     return __init__
 
 
