@@ -488,11 +488,13 @@ LOADING: dict[str, Refusal] = {
         "graph, but by DistEdgeDataLoader with exclude; {remedy}",
         "leave it out", "distdgl/test_samplers.py::test_exclude_eids_of_a_node_loader_is_refused",
         InputError),
-    "fanouts that change": Refusal(
-        "a sampler whose fanouts change after the data loader was made", "a batch is asked for",
-        "the fanouts of {sampler} have changed since the data loader was made: {fanouts} then; "
-        "{remedy}",
-        "make a loader for each", "distdgl/test_samplers.py::test_fanouts_do_not_change"),
+    "loader that changes": Refusal(
+        "a data loader or sampler that is changed after the data loader was made (fanouts, mask, "
+        "`sample_blocks`, `batch_size`, `shuffle`, `drop_last`)",
+        "an epoch is started or a batch asked for",
+        "{what} has changed since the data loader was made: {then!r} then, {now!r} now; {remedy}",
+        "make a loader for each", "distdgl/test_samplers.py::"
+        "test_what_changes_after_a_loader_was_made_is_refused"),
     "more layers than hops": Refusal(
         "a sampler with more layers than the plan has hops", "a data loader is made",
         "{sampler} samples {layers}, but the graph was partitioned for {hops}; {remedy}",

@@ -5,6 +5,7 @@ Samplers that are derived from none are in test_distdgl_hosts.py.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,13 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl.loading.collated_loader import CollatedNodeLoader
-from dgl_heta.distdgl.loading.script_sampler import way_of
+from dgl_heta.distdgl.loading.script_sampler import Fanouts, way_of
 from dgl_heta.distdgl.loading.step_plan import step_sizes
+from tests.support import standalone
+from tests.support.dist_reference import parts, whole_graph
 from tests.support.programs import differences
 
+SUPPORT = Path(__file__).parents[1] / "support"
 HERE = "tests.distdgl.programs.samplers"
 DERIVED = [f'{HERE}:derived "{name}"' for name in ("Adding", "More", "Twice")]
 
@@ -70,14 +74,26 @@ def collated_loader() -> Any:
         store=SimpleNamespace(schema=schema), plan=SimpleNamespace(targets=("paper",), hops=2),
         say=lambda text: None)
     loader._scope = SimpleNamespace(targets=("paper",))  # type: ignore[assignment]
-    loader._layers = [2, 2]
+    loader._fanouts = Fanouts([2, 2])
     return loader
 
 
 def test_fanouts_do_not_change() -> None:
-    with pytest.raises(dgl_heta.HetaError, match=r"fanouts of NeighborSampler have changed"):
-        collated_loader().sample_blocks(
-            dgl.dataloading.NeighborSampler([2, 3]), torch.tensor([0]), None)
+    for sampler, text in ((dgl.dataloading.NeighborSampler([2, 3]), r"fanouts .*\[2, 2\] then"),
+                          (dgl.dataloading.NeighborSampler([2, 2], mask="m"), "None then, 'm'")):
+        with pytest.raises(dgl_heta.HetaError, match=text):
+            collated_loader().sample_blocks(sampler, torch.tensor([0]), None)
+
+
+def test_what_changes_after_a_loader_was_made_is_refused(tmp_path: Path) -> None:
+    config = parts(whole_graph(), 1, tmp_path / "parts")
+    standalone.run(SUPPORT / "dist_again.py", config, tmp_path / "found.json", "loaders",
+                   heta=True)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.pop("nothing") == found.pop("derived") == ""
+    assert {name: text for name, text in found.items() if not text.startswith(
+        f"HetaError: {name.partition(' ')[0]} has changed since the data loader was made")} == {}
+    assert "[2] then, [-1] now" in found["fanouts"] == found["fanouts inside an epoch"]
 
 
 def test_seeds_are_of_the_loaders_types() -> None:
