@@ -8,8 +8,9 @@ and for whose seeds each one is.
 One mechanism tells it: **the identity of a batch travels with its tensors.** A loader hands out
 :class:`BatchIds`, a subclass of Tensor with a *mark* for each id (its source trainers, and whether
 it is no own seed's). What a script selects, copies or joins of them is a BatchIds, too. What it
-computes with them is an ordinary tensor, by which a trainer reads for itself. A script may sample
-the next batch before it reads, or hold several.
+computes with them is an ordinary tensor, as one by which a trainer reads for itself; where it comes
+of others' ids, that is refused at steps to prove (:meth:`.autograd.loss_scope.LossScope.computed`).
+A script may sample the next batch before it reads, or hold several.
 
 Only numbers (`numpy()`, `tolist()`) cannot carry marks. The registry keeps a note of ids that were
 taken out so, as long as the script has the ids or the array. Ids that are read later and are the
@@ -36,13 +37,20 @@ from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.trainer_bits import BESIDES, bit
 
 _SAME = frozenset(("clone", "detach", "contiguous", "cpu", "cuda", "to", "long", "int", "type",
-                   "pin_memory", "data", "__deepcopy__"))
+                   "pin_memory", "data", "__deepcopy__", "type_as"))
 """Functions that give the same ids."""
 _SELECT = frozenset(("__getitem__", "index_select", "masked_select", "take", "flip", "narrow",
                      "view", "reshape", "flatten", "squeeze", "unsqueeze", "repeat", "split",
-                     "chunk", "tensor_split", "repeat_interleave"))
-"""Functions that give some of the ids, or one more than once."""
-_JOIN = frozenset(("cat", "concat", "concatenate", "hstack"))
+                     "chunk", "tensor_split", "repeat_interleave", "gather", "take_along_dim",
+                     "roll", "ravel", "T", "mT", "t", "transpose", "swapaxes", "swapdims",
+                     "permute", "movedim", "moveaxis", "expand", "expand_as", "broadcast_to",
+                     "tile", "select", "diagonal", "unfold", "unflatten", "view_as", "reshape_as",
+                     "narrow_copy", "fliplr", "flipud", "rot90", "hsplit", "vsplit"))
+"""Functions that give some of the ids, in any order, or one more than once; which ones does not
+follow from the ids."""
+_SORT = frozenset(("sort", "topk"))
+_BOUND = frozenset(("clamp", "clip", "clamp_min", "clamp_max"))
+_JOIN = frozenset(("cat", "concat", "concatenate", "hstack", "vstack", "stack", "column_stack"))
 _UNIQUE = frozenset(("unique", "unique_consecutive"))
 _NUMBERS = frozenset(("numpy", "__array__", "tolist", "item", "__int__", "__index__", "__iter__",
                       "unbind"))
@@ -81,10 +89,13 @@ class BatchIds(Tensor):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":  # of a property, such as `data`
             name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if not args and (given := next((n for n in ("input", "tensors") if n in kwargs), None)):
+            args = (kwargs[given],)
+            kwargs = {name: value for name, value in kwargs.items() if name != given}
         first, bare_args = args[0] if args else None, tree_map(bare, args)
         value = func(*bare_args, **tree_map(bare, kwargs))
         if name in _JOIN and isinstance(first, tuple | list):
-            return _joined(first, value)
+            return _joined(first, value, lambda marks: func(marks, *args[1:], **kwargs))
         if not isinstance(first, BatchIds):  # they are an index, or one of several operands
             return value
         if name in _NUMBERS:
@@ -95,6 +106,10 @@ class BatchIds(Tensor):
             ids, *rest = value if isinstance(value, tuple) else (value,)
             unique = first.alike(ids, first._united(name, ids))
             return (unique, *rest) if isinstance(value, tuple) else unique
+        if name in _SORT and first.dim() == 1:
+            return type(value)((first.alike(value[0], first.marks[value[1].cpu()]), value[1]))
+        if name in _BOUND and torch.equal(value, bare_args[0]):  # it was no more than a check
+            return first.alike(value, first.marks)
         if name not in _SELECT:
             return value
         with _disable_current_modes():  # a trace of the script's operations need not see this
@@ -137,13 +152,14 @@ def _on_cpu(item: Any) -> Any:
     return bare(item).cpu() if isinstance(item, Tensor) else item
 
 
-def _joined(several: Any, value: Tensor) -> BatchIds:
+def _joined(several: Any, value: Tensor, join: Callable[[Any], Tensor]) -> BatchIds:
     """Return ids that were joined; ordinary tensors among them are read by this trainer for
     itself."""
     tracked = [ids for ids in several if isinstance(ids, BatchIds)]
     registry = tracked[0].registry
-    ids = tracked[0].alike(value, torch.cat([
-        ids.marks if isinstance(ids, BatchIds) else registry.own_marks(ids) for ids in several]))
+    with _disable_current_modes():
+        ids = tracked[0].alike(value, join([ids.marks if isinstance(ids, BatchIds) else
+                                            registry.own_marks(ids) for ids in several]))
     ids.asked = all(ids.asked for ids in tracked)
     return ids
 
@@ -282,7 +298,7 @@ class IdRegistry:
 def _more_than_once(ids: Tensor, whole: Tensor) -> bool:
     """Return whether an id is there more often than in the whole batch."""
     unique, counts = np.unique(ids.cpu().numpy(), return_counts=True)
-    if len(unique) == len(ids):
+    if len(unique) == ids.numel():
         return False
     every, most = np.unique(whole.cpu().numpy(), return_counts=True)
     at = np.searchsorted(every, unique).clip(max=len(every) - 1)

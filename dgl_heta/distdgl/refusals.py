@@ -71,6 +71,17 @@ AUTOGRAD: dict[str, Refusal] = {
         "selections of them; where the script draws such ids itself, let it take none out as "
         "numbers", "distdgl/test_handed.py::"
         "test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused"),
+    "computed ids": Refusal(
+        "reading rows of a DistEmbedding by ids that are computed from a batch's "
+        "(`first_author[ids]`, `ids + 1`)",
+        "rows of the DistEmbedding are read, in a step that the proof looks at",
+        "rows of the DistEmbedding of '{ntype}' are read by ids that were computed from those of a "
+        "batch, which has nodes of all trainers, so it cannot be told which of them read each row "
+        "in DistDGL; {remedy}",
+        "read them by the tensors of the data loader and selections of them (an index, sort, "
+        "unique, cat), or by what is computed from own seeds; else set train.wrapper = ddp, by "
+        "which every trainer reads for its own seeds",
+        "distdgl/test_scope.py::test_rows_of_a_dist_embedding_and_states_in_a_dist_tensor"),
     "loss": Refusal(
         "a loss that depends on rows or counts of other trainers' seeds and goes through no merge "
         "of relations", "`backward()` is called",

@@ -52,7 +52,15 @@ SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     x[torch.argsort(x)], "reshaped": lambda x: x[:4].view(2, 2).flatten(), "unique": lambda x:
     torch.unique(torch.cat([x, x[:2]])), "with places": lambda x: torch.unique(
         x, return_inverse=True)[0], "as a tensor": torch.as_tensor, "the data": lambda x: x.data,
-    "deeply": copy.deepcopy, "selected": lambda x: torch.masked_select(x, x != 3)}
+    "deeply": copy.deepcopy, "selected": lambda x: torch.masked_select(x, x != 3),
+    "sort": lambda x: x.sort(descending=True)[0], "values": lambda x: torch.sort(
+        x, stable=True).values, "by name": lambda x: torch.sort(input=x)[0], "largest":
+    lambda x: x.topk(3)[0], "gather": lambda x: x.gather(0, torch.tensor([3, 1])), "rolled":
+    lambda x: x.roll(2), "ravel": lambda x: x[None].ravel(), "turned": lambda x:
+    x[:4].view(2, 2).T.flatten(), "expanded": lambda x: x.expand(1, 5).flatten(), "along":
+    lambda x: x.take_along_dim(torch.tensor([0, 2])), "stacked": lambda x: torch.stack(
+        [x[:2], x[2:4]], 1).flatten(), "joined": lambda x: torch.cat(tensors=[x[3:], x[:2]]),
+    "bound": lambda x: x.clamp(0, 9), "mirrored": torch.flipud}
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
@@ -65,7 +73,7 @@ def test_selections_know_the_trainers_of_each_id(registry: IdRegistry, name: str
 def test_others_are_read_by_this_trainer_for_itself(registry: IdRegistry) -> None:
     ids, labels = ids_of(registry), torch.arange(10)
     for other in (torch.tensor(IDS), torch.tensor([5, 5, 3]), ids + 0, labels[ids], ids * 1 - 1,
-                  pickle.loads(pickle.dumps(ids))):  # noqa: S301
+                  ids.clamp(4), pickle.loads(pickle.dumps(ids))):  # noqa: S301
         assert not isinstance(other, BatchIds)
         assert registry.readers("a", other) is None
     joined = torch.cat([torch.tensor([2, 4]), ids])

@@ -195,6 +195,13 @@ class LossScope:
         watch(rows)
         mark_leaf(rows, others, f"rows of the DistEmbedding of '{ntype}'")
 
+    def computed(self, ids: Tensor) -> bool:
+        """Return whether ids, by which a trainer reads for itself, follow from ids of a batch that
+        are no own seeds'; False outside of steps to prove."""
+        trace = self._trace
+        return trace is not None and self._holds and self._tried(
+            trace, lambda: trace.dependence([ids]) is not None, False, "by ids")
+
     def is_below(self, parameter: Tensor) -> bool:
         """Return whether a parameter is below a merge, so that its gradients are in parts."""
         return self._holds and parameter in self._below

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.autograd.loss_scope import weakly
 from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.embedding_steps import step
 from dgl_heta.distdgl.rows.embedding_table import Table
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
@@ -56,6 +57,8 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
         if readers is not None:
             # Rows of other trainers' batches are read here, too. A loss of theirs alone is theirs.
             table.session.scope.learn(rows, table.ntype, readers.others)
+        elif table.session.scope.computed(bare(index)):
+            refuse("computed ids", ntype=table.ntype)
         embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
     table.session.scope.read(rows, bare(index), weakly(
         table, lambda table, ids: table.read(ids).to(device)))
