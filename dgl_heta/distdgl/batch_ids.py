@@ -99,7 +99,9 @@ class BatchIds(Tensor):
         if not isinstance(first, BatchIds):  # they are an index, or one of several operands
             return value
         if name in _NUMBERS:
-            first._note_numbers(name, bare_args[0])
+            # An array of NumPy's keeps a tensor of its own, which lives as long as views of it.
+            memory = getattr(value, "base", None)
+            first._note_numbers(name, memory if isinstance(memory, Tensor) else bare_args[0])
         if name in _SAME:
             return first.alike(value, first.marks)
         if name in _UNIQUE:
@@ -217,6 +219,8 @@ class IdRegistry:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.rank, self.say = 0, say
         self._numbers: deque[_Numbers] = deque(maxlen=_REMEMBERED)
+        # Apart: a script takes single ids out by the hundred, which must not push arrays out.
+        self._single: deque[_Numbers] = deque(maxlen=_REMEMBERED)
 
     def hand_out(self, batch: MiniBatch, trainers: SourceTrainers, rank: int
                  ) -> list[Mapping[str, Tensor]]:
@@ -253,8 +257,13 @@ class IdRegistry:
     def note_numbers(self, ids: BatchIds, memory: Tensor) -> None:
         """Note that a script takes ids out as numbers; an array of NumPy's keeps `memory`."""
         if not ids.asked or not self._is_own(ids):
-            self._numbers.append(_Numbers(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
-                                          ids.marks, ids.asked, ids.whole))
+            notes = self._single if memory.numel() == 1 else self._numbers
+            if len(notes) == notes.maxlen:  # those that nobody can read by any longer go first
+                living = [note for note in notes if note.living is not None]
+                notes.clear()
+                notes.extend(living)
+            notes.append(_Numbers(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
+                                  ids.marks, ids.asked, ids.whole))
 
     def readers(self, ntype: str, ids: Tensor) -> Readers | None:
         """Return the trainers for which this one reads rows by ids; None if it is for itself.
@@ -281,17 +290,16 @@ class IdRegistry:
 
     def _readers_by_numbers(self, ntype: str, ids: Tensor) -> Readers | None:
         numbers = ids.to("cpu", torch.int64)
-        for taken in (taken for taken in self._numbers if taken.ntype == ntype):
-            living = taken.living
-            if living is None:
-                continue
-            before = living.to("cpu", torch.int64)
+        known = [(taken, living.to("cpu", torch.int64))
+                 for taken in (*self._numbers, *self._single)
+                 if taken.ntype == ntype and (living := taken.living) is not None]
+        for taken, before in known:
             # By equality: what the script has done with the numbers in between is not seen.
             if torch.equal(before, numbers):
                 return self.readers(ntype, self.track(
                     ntype, before, taken.marks, taken.asked, taken.whole))
-            if len(numbers) and bool(torch.isin(numbers, before).all()):
-                refuse("ids as numbers", ntype=ntype)
+        if len(numbers) and any(bool(torch.isin(numbers, before).all()) for _, before in known):
+            refuse("ids as numbers", ntype=ntype)
         return None
 
 

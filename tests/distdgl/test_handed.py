@@ -87,13 +87,24 @@ def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(registry:
     assert bits_of(registry, "a", torch.from_numpy(numbers.copy())) == BITS
     assert registry.readers("a", torch.tensor([5, 2])) is None  # one was never in the batch
     assert registry.readers("b", torch.tensor([5, 3])) is None  # of another type
-    kept = {"the ids": ids, "an array of them": numbers[1:]}
+    kept = {"an array of them": numbers[1:], "the ids": ids}
     del ids, numbers
     while kept:
         with pytest.raises(HetaError, match="some of those that were taken out of a batch's ids"):
             registry.readers("a", torch.tensor([3, 9]))
         kept.popitem()
     assert registry.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
+
+
+def test_numbers_that_are_gone_or_single_push_none_out(registry: IdRegistry) -> None:
+    ids = ids_of(registry)
+    numbers = ids.numpy()
+    for _ in range(70):
+        ids[0].item()
+        ids_of(registry).tolist()
+    assert bits_of(registry, "a", torch.from_numpy(numbers)) == BITS
+    kept = [ids[:2].numpy() for _ in range(70)]  # the latest that are there are known
+    assert bits_of(registry, "a", torch.from_numpy(kept[-1])) == BITS[:2]
 
 
 def test_others_taken_out_as_numbers_are_said_in_training(registry: IdRegistry,
