@@ -74,6 +74,7 @@ class BatchIds(Tensor):
         the CPU.
     asked : whether the source trainers were asked for.
     whole : all ids of the batch; one that several trainers have as a seed is there for each.
+    batch : the number of the batch, the same on all trainers that have it together.
     registry : where they are noted when they are taken out as numbers.
     """
 
@@ -81,6 +82,7 @@ class BatchIds(Tensor):
     marks: Tensor
     asked: bool
     whole: Tensor
+    batch: int
     registry: IdRegistry
 
     @classmethod
@@ -122,7 +124,7 @@ class BatchIds(Tensor):
 
     def alike(self, ids: Tensor, marks: Tensor) -> BatchIds:
         """Return other ids of the same batch."""
-        return self.registry.track(self.ntype, ids, marks, self.asked, self.whole)
+        return self.registry.track(self.ntype, ids, marks, self.asked, self.whole, self.batch)
 
     def _note_numbers(self, name: str, memory: Tensor) -> None:
         self.registry.note_numbers(self, memory)
@@ -181,10 +183,12 @@ class Readers(NamedTuple):
     ----------
     bits : int64 (n,), the trainers that would read each row in plain DGL for what this one does.
     others : bool (n,), which rows are no own seed's.
+    batch : the number of the batch.
     """
 
     bits: np.ndarray
     others: Tensor
+    batch: int
 
 
 class _Numbers(NamedTuple):
@@ -198,6 +202,7 @@ class _Numbers(NamedTuple):
     marks: Tensor
     asked: bool
     whole: Tensor
+    batch: int
 
     @property
     def living(self) -> Tensor | None:
@@ -218,6 +223,7 @@ class IdRegistry:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.rank, self.say = 0, say
+        self._batches = 0
         self._numbers: deque[_Numbers] = deque(maxlen=_REMEMBERED)
         # Apart: a script takes single ids out by the hundred, which must not push arrays out.
         self._single: deque[_Numbers] = deque(maxlen=_REMEMBERED)
@@ -227,6 +233,7 @@ class IdRegistry:
         """Return ids per node type of a batch: input nodes, then those that each layer gives states
         of; last the trainer's own seeds."""
         self.rank = rank
+        self._batches += 1
         levels: list[Mapping[str, Tensor]] = []
         for number, block in enumerate(batch.blocks):
             level = {}
@@ -243,11 +250,13 @@ class IdRegistry:
         return levels
 
     def track(self, ntype: str, ids: Tensor, marks: Tensor, asked: bool = True,
-              whole: Tensor | None = None) -> BatchIds:
-        """Return ids with marks, of a batch with the `whole` ids, by default these."""
+              whole: Tensor | None = None, batch: int | None = None) -> BatchIds:
+        """Return ids with marks, of a batch with the `whole` ids, by default these, which by
+        default is the last one."""
         tracked: BatchIds = ids.as_subclass(BatchIds)
         tracked.ntype, tracked.marks, tracked.asked, tracked.registry = ntype, marks, asked, self
         tracked.whole = ids if whole is None else whole
+        tracked.batch = self._batches if batch is None else batch
         return tracked
 
     def own_marks(self, ids: Tensor) -> Tensor:
@@ -263,7 +272,7 @@ class IdRegistry:
                 notes.clear()
                 notes.extend(living)
             notes.append(_Numbers(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
-                                  ids.marks, ids.asked, ids.whole))
+                                  ids.marks, ids.asked, ids.whole, ids.batch))
 
     def readers(self, ntype: str, ids: Tensor) -> Readers | None:
         """Return the trainers for which this one reads rows by ids; None if it is for itself.
@@ -282,7 +291,7 @@ class IdRegistry:
             if self._is_own(ids):
                 return None
             refuse("id of a batch twice", ntype=ntype)
-        return Readers((ids.marks & ~BESIDES).numpy(), ids.marks >= BESIDES)
+        return Readers((ids.marks & ~BESIDES).numpy(), ids.marks >= BESIDES, ids.batch)
 
     def _is_own(self, ids: BatchIds) -> bool:
         """Return whether this trainer reads all of the ids for itself."""
@@ -297,7 +306,7 @@ class IdRegistry:
             # By equality: what the script has done with the numbers in between is not seen.
             if torch.equal(before, numbers):
                 return self.readers(ntype, self.track(
-                    ntype, before, taken.marks, taken.asked, taken.whole))
+                    ntype, before, taken.marks, taken.asked, taken.whole, taken.batch))
         if len(numbers) and any(bool(torch.isin(numbers, before).all()) for _, before in known):
             refuse("ids as numbers", ntype=ntype)
         return None

@@ -59,7 +59,7 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
             table.session.scope.learn(rows, table.ntype, readers.others)
         elif table.session.scope.computed(bare(index)):
             refuse("computed ids", ntype=table.ntype)
-        embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
+        embedding._trace.append((bare(index).to("cpu"), rows, readers))
     table.session.scope.read(rows, bare(index), weakly(
         table, lambda table, ids: table.read(ids).to(device)))
     return rows
