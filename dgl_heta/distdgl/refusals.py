@@ -457,6 +457,20 @@ ROWS: dict[str, Refusal] = {
         "which would not see what is written; {remedy}",
         "use cache.policy=none, or create a dgl.distributed.DistTensor for results",
         "distdgl/test_distdgl_cache.py::test_feature_reads_go_through_the_cache"),
+    "replicas of several trainers": Refusal(
+        "`train.learnable = replica` with several trainers on a machine", "a DistEmbedding is made",
+        "train.learnable = replica with {trainers} trainers on a machine: they would update the "
+        "same rows at once; {remedy}",
+        "start one trainer on each machine, or set train.learnable = exact",
+        "distdgl/test_ids.py::test_replicas_of_several_trainers_of_a_machine_are_refused",
+        InputError),
+    "writes to replicas": Refusal(
+        "writing rows of a DistEmbedding (`emb.weight[ids] = rows`) after it was read, with "
+        "`train.learnable = replica`", "the rows are written",
+        "rows of the DistEmbedding '{name}' are written after it was read: with train.learnable = "
+        "replica trainers have copies of rows, which would stay as they were; {remedy}",
+        "write them before the first read, or set train.learnable = exact",
+        "distdgl/test_ids.py::test_rows_that_trainers_have_copies_of_are_not_written"),
     "another sparse optimizer": Refusal(
         "sparse optimizers but SparseAdam and SparseAdagrad", "a sparse optimizer steps",
         "optimizer {optimizer} cannot be used on a meta-partitioned graph; {remedy}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,7 @@ class Session:
     server_column : reads edge data from DistDGL's servers, by relation and name; None where the
         graph has none of that name.
     embedded : node types that the script has had DistEmbeddings of.
+    replicas : tables whose rows trainers have copies of, by names in the key-value store.
     parallels : modules that the script wrapped.
     loaders : the number of data loaders so far.
     all_complete : whether states of all seeds are complete on all machines, read or not.
@@ -143,6 +145,7 @@ class Session:
         # Not the tables: DGL keeps rows, and states of optimizers, as long as the script does. Nor
         # are types forgotten with them: trainers exchange by this, and free memory at other times.
         self.embedded: set[str] = set()
+        self.replicas: Any = weakref.WeakValueDictionary()
         self.parallels: list[Any] = []
         self.loaders = 0
         self.all_complete = settings.train.complete_states

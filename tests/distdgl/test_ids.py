@@ -18,7 +18,7 @@ import torch
 
 from dgl_heta.distdgl.rows import node_data
 from dgl_heta.distdgl.rows.embedding import Table, call
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import HetaError, InputError
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.standalone import run
 
@@ -72,6 +72,45 @@ def test_what_looks_at_reads_of_an_embedding_does_not_keep_it() -> None:
     assert held() is None
     with pytest.raises(HetaError, match="let go"):
         kept[0](torch.tensor([1]))
+
+
+class Rows(SimpleNamespace):
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+
+def replica(trainers: int) -> tuple[Any, Any]:
+    """A session that trains copies, and a table of 4 rows that two machines use."""
+    session: Any = SimpleNamespace(
+        connect=lambda: None, world=SimpleNamespace(size=2 * trainers, rank=0), replicas={},
+        users=lambda ntype: [*range(2 * trainers)], scope=SimpleNamespace(
+            written=lambda *_: None, aside=nullcontext), groups=SimpleNamespace(trainers=[
+                [*range(trainers)]] * 2),
+        settings=SimpleNamespace(train=SimpleNamespace(learnable="replica")))
+    book = SimpleNamespace(num_partitions=lambda: 2, partid2nids=lambda *_: [0, 1], partid=0)
+    tensor = Rows(
+        shape=(4, 2), part_policy=SimpleNamespace(partition_book=book), _name="node~a~table",
+        tensor_name="table", _attach=True, local_partition=torch.ones(2, 2))
+    return session, SimpleNamespace(_tensor=tensor)
+
+
+def test_replicas_of_several_trainers_of_a_machine_are_refused() -> None:
+    for trainers in (1, 2):
+        with nullcontext() if trainers == 1 else pytest.raises(InputError, match="2 trainers on a"):
+            Table(*replica(trainers), "a", lambda *_: torch.empty(0))
+
+
+def test_rows_that_trainers_have_copies_of_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, embedding = replica(1)
+    table = Table(session, embedding, "a", lambda _, ids: torch.zeros(len(ids), 2))
+    written: list[Any] = []
+    write = node_data._setitem(lambda _, ids, rows: written.append(ids))
+    monkeypatch.setattr(node_data, "current", lambda: session)
+    write(embedding._tensor, torch.arange(4), torch.ones(4, 2))
+    table.read(torch.tensor([1]))  # whoever reads: another trainer may have copies by then
+    with pytest.raises(HetaError, match="'table' are written after it was read"):
+        write(embedding._tensor, torch.arange(4), torch.ones(4, 2))
+    assert len(written) == 1
 
 
 def test_more_trainers_than_bits_are_refused() -> None:

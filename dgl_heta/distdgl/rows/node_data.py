@@ -235,6 +235,8 @@ def _setitem(original: Any) -> Any:
         if session is None:
             original(self, bare(idx), val)
             return
+        if (table := session.replicas.get(self._name)) is not None and table.was_read:
+            refuse("writes to replicas", name=self.tensor_name)
         session.scope.written(len(self), val)
         with session.scope.aside():  # rows that are sent are freed by threads of DGL's
             original(self, bare(idx), val)
