@@ -19,6 +19,7 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl.loading.collated_loader import CollatedNodeLoader
+from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.script_sampler import Fanouts, way_of
 from dgl_heta.distdgl.loading.step_plan import step_sizes
 from tests.support import standalone
@@ -105,6 +106,30 @@ def test_exclude_eids_of_a_node_loader_is_refused() -> None:
     assert collated_loader()._excluded(None) is None
     with pytest.raises(dgl_heta.InputError, match="exclude_eids cannot be used"):
         collated_loader()._excluded({("paper", "cites", "paper"): torch.tensor([0])})
+
+
+class Loader:
+    """Is iterated over."""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_pass_that_is_left_early_ends_when_its_loader_is_gone(kept: bool) -> None:
+    epochs, told, alive = Epochs(), [], []
+    epochs.add(torch.nn.Linear(1, 1), told.append)
+    for _ in range(4):  # a new loader each time, maybe with the id of the last one
+        loader = Loader()
+        epochs.started(loader, 5)
+        epochs.trained()
+        alive += [loader] * kept
+        del loader
+    evaluated = Loader()
+    epochs.started(evaluated, 2)
+    assert told == ([] if kept else [1, 2, 3, 4])
+    with torch.no_grad():
+        epochs.ended(evaluated, 2)
+    epochs.started(evaluated, 2)
+    epochs.started(evaluated, 2)  # left early, and not trained
+    assert len(told) == 4 * (not kept)
 
 
 @pytest.mark.parametrize(("count", "end"), [(1, "or use larger batches"),
