@@ -20,7 +20,9 @@ import torch
 import dgl_heta
 from dgl_heta.distdgl.loading.collated_loader import CollatedNodeLoader
 from dgl_heta.distdgl.loading.epochs import Epochs
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
 from dgl_heta.distdgl.loading.script_sampler import Fanouts, way_of
+from dgl_heta.distdgl.loading.seed_loader import SeedLoader
 from dgl_heta.distdgl.loading.step_plan import step_sizes
 from tests.support import standalone
 from tests.support.dist_reference import parts, whole_graph
@@ -106,6 +108,20 @@ def test_exclude_eids_of_a_node_loader_is_refused() -> None:
     assert collated_loader()._excluded(None) is None
     with pytest.raises(dgl_heta.InputError, match="exclude_eids cannot be used"):
         collated_loader()._excluded({("paper", "cites", "paper"): torch.tensor([0])})
+
+
+def test_seeds_of_no_layer_are_shuffled_as_dgl_shuffles_them() -> None:
+    loader = SeedLoader({"paper": torch.arange(9)}, LoaderOptions(9, shuffle=True))
+    torch.manual_seed(3)
+    found = []
+    for _ in range(3):
+        loader.start()
+        found.append(loader.next()[1]["paper"].tolist())
+    torch.manual_seed(3)
+    order = torch.arange(9)
+    for each in found:
+        order = dgl.backend.rand_shuffle(order)
+        assert each == order.tolist()
 
 
 class Loader:
