@@ -8,8 +8,9 @@ and for whose seeds each one is.
 One mechanism tells it: **the identity of a batch travels with its tensors.** A loader hands out
 :class:`BatchIds`, a subclass of Tensor with a *mark* for each id (its source trainers, and whether
 it is no own seed's). What a script selects, copies or joins of them is a BatchIds, too. What it
-computes with them is an ordinary tensor, by which a trainer reads for itself. A script may sample
-the next batch before it reads, or hold several.
+computes with them is an ordinary tensor, as one by which a trainer reads for itself; where it comes
+of others' ids, that is refused at steps to prove (:meth:`.autograd.loss_scope.LossScope.computed`).
+A script may sample the next batch before it reads, or hold several.
 
 Only numbers (`numpy()`, `tolist()`) cannot carry marks. The registry keeps a note of ids that were
 taken out so, as long as the script has the ids or the array. Ids that are read later and are the
@@ -36,13 +37,20 @@ from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.trainer_bits import BESIDES, bit
 
 _SAME = frozenset(("clone", "detach", "contiguous", "cpu", "cuda", "to", "long", "int", "type",
-                   "pin_memory", "data", "__deepcopy__"))
+                   "pin_memory", "data", "__deepcopy__", "type_as"))
 """Functions that give the same ids."""
 _SELECT = frozenset(("__getitem__", "index_select", "masked_select", "take", "flip", "narrow",
                      "view", "reshape", "flatten", "squeeze", "unsqueeze", "repeat", "split",
-                     "chunk", "tensor_split", "repeat_interleave"))
-"""Functions that give some of the ids, or one more than once."""
-_JOIN = frozenset(("cat", "concat", "concatenate", "hstack"))
+                     "chunk", "tensor_split", "repeat_interleave", "gather", "take_along_dim",
+                     "roll", "ravel", "T", "mT", "t", "transpose", "swapaxes", "swapdims",
+                     "permute", "movedim", "moveaxis", "expand", "expand_as", "broadcast_to",
+                     "tile", "select", "diagonal", "unfold", "unflatten", "view_as", "reshape_as",
+                     "narrow_copy", "fliplr", "flipud", "rot90", "hsplit", "vsplit"))
+"""Functions that give some of the ids, in any order, or one more than once; which ones does not
+follow from the ids."""
+_SORT = frozenset(("sort", "topk"))
+_BOUND = frozenset(("clamp", "clip", "clamp_min", "clamp_max"))
+_JOIN = frozenset(("cat", "concat", "concatenate", "hstack", "vstack", "stack", "column_stack"))
 _UNIQUE = frozenset(("unique", "unique_consecutive"))
 _NUMBERS = frozenset(("numpy", "__array__", "tolist", "item", "__int__", "__index__", "__iter__",
                       "unbind"))
@@ -66,6 +74,7 @@ class BatchIds(Tensor):
         the CPU.
     asked : whether the source trainers were asked for.
     whole : all ids of the batch; one that several trainers have as a seed is there for each.
+    batch : the number of the batch, the same on all trainers that have it together.
     registry : where they are noted when they are taken out as numbers.
     """
 
@@ -73,6 +82,7 @@ class BatchIds(Tensor):
     marks: Tensor
     asked: bool
     whole: Tensor
+    batch: int
     registry: IdRegistry
 
     @classmethod
@@ -81,20 +91,29 @@ class BatchIds(Tensor):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "__get__":  # of a property, such as `data`
             name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if not args and (given := next((n for n in ("input", "tensors") if n in kwargs), None)):
+            args = (kwargs[given],)
+            kwargs = {name: value for name, value in kwargs.items() if name != given}
         first, bare_args = args[0] if args else None, tree_map(bare, args)
         value = func(*bare_args, **tree_map(bare, kwargs))
         if name in _JOIN and isinstance(first, tuple | list):
-            return _joined(first, value)
+            return _joined(first, value, lambda marks: func(marks, *args[1:], **kwargs))
         if not isinstance(first, BatchIds):  # they are an index, or one of several operands
             return value
         if name in _NUMBERS:
-            first._note_numbers(name, bare_args[0])
+            # An array of NumPy's keeps a tensor of its own, which lives as long as views of it.
+            memory = getattr(value, "base", None)
+            first._note_numbers(name, memory if isinstance(memory, Tensor) else bare_args[0])
         if name in _SAME:
             return first.alike(value, first.marks)
         if name in _UNIQUE:
             ids, *rest = value if isinstance(value, tuple) else (value,)
             unique = first.alike(ids, first._united(name, ids))
             return (unique, *rest) if isinstance(value, tuple) else unique
+        if name in _SORT and first.dim() == 1:
+            return type(value)((first.alike(value[0], first.marks[value[1].cpu()]), value[1]))
+        if name in _BOUND and torch.equal(value, bare_args[0]):  # it was no more than a check
+            return first.alike(value, first.marks)
         if name not in _SELECT:
             return value
         with _disable_current_modes():  # a trace of the script's operations need not see this
@@ -105,7 +124,7 @@ class BatchIds(Tensor):
 
     def alike(self, ids: Tensor, marks: Tensor) -> BatchIds:
         """Return other ids of the same batch."""
-        return self.registry.track(self.ntype, ids, marks, self.asked, self.whole)
+        return self.registry.track(self.ntype, ids, marks, self.asked, self.whole, self.batch)
 
     def _note_numbers(self, name: str, memory: Tensor) -> None:
         self.registry.note_numbers(self, memory)
@@ -137,13 +156,14 @@ def _on_cpu(item: Any) -> Any:
     return bare(item).cpu() if isinstance(item, Tensor) else item
 
 
-def _joined(several: Any, value: Tensor) -> BatchIds:
+def _joined(several: Any, value: Tensor, join: Callable[[Any], Tensor]) -> BatchIds:
     """Return ids that were joined; ordinary tensors among them are read by this trainer for
     itself."""
     tracked = [ids for ids in several if isinstance(ids, BatchIds)]
     registry = tracked[0].registry
-    ids = tracked[0].alike(value, torch.cat([
-        ids.marks if isinstance(ids, BatchIds) else registry.own_marks(ids) for ids in several]))
+    with _disable_current_modes():
+        ids = tracked[0].alike(value, join([ids.marks if isinstance(ids, BatchIds) else
+                                            registry.own_marks(ids) for ids in several]))
     ids.asked = all(ids.asked for ids in tracked)
     return ids
 
@@ -163,10 +183,12 @@ class Readers(NamedTuple):
     ----------
     bits : int64 (n,), the trainers that would read each row in plain DGL for what this one does.
     others : bool (n,), which rows are no own seed's.
+    batch : the number of the batch.
     """
 
     bits: np.ndarray
     others: Tensor
+    batch: int
 
 
 class _Numbers(NamedTuple):
@@ -180,6 +202,7 @@ class _Numbers(NamedTuple):
     marks: Tensor
     asked: bool
     whole: Tensor
+    batch: int
 
     @property
     def living(self) -> Tensor | None:
@@ -200,13 +223,17 @@ class IdRegistry:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.rank, self.say = 0, say
+        self._batches = 0
         self._numbers: deque[_Numbers] = deque(maxlen=_REMEMBERED)
+        # Apart: a script takes single ids out by the hundred, which must not push arrays out.
+        self._single: deque[_Numbers] = deque(maxlen=_REMEMBERED)
 
     def hand_out(self, batch: MiniBatch, trainers: SourceTrainers, rank: int
                  ) -> list[Mapping[str, Tensor]]:
         """Return ids per node type of a batch: input nodes, then those that each layer gives states
         of; last the trainer's own seeds."""
         self.rank = rank
+        self._batches += 1
         levels: list[Mapping[str, Tensor]] = []
         for number, block in enumerate(batch.blocks):
             level = {}
@@ -223,11 +250,13 @@ class IdRegistry:
         return levels
 
     def track(self, ntype: str, ids: Tensor, marks: Tensor, asked: bool = True,
-              whole: Tensor | None = None) -> BatchIds:
-        """Return ids with marks, of a batch with the `whole` ids, by default these."""
+              whole: Tensor | None = None, batch: int | None = None) -> BatchIds:
+        """Return ids with marks, of a batch with the `whole` ids, by default these, which by
+        default is the last one."""
         tracked: BatchIds = ids.as_subclass(BatchIds)
         tracked.ntype, tracked.marks, tracked.asked, tracked.registry = ntype, marks, asked, self
         tracked.whole = ids if whole is None else whole
+        tracked.batch = self._batches if batch is None else batch
         return tracked
 
     def own_marks(self, ids: Tensor) -> Tensor:
@@ -237,8 +266,13 @@ class IdRegistry:
     def note_numbers(self, ids: BatchIds, memory: Tensor) -> None:
         """Note that a script takes ids out as numbers; an array of NumPy's keeps `memory`."""
         if not ids.asked or not self._is_own(ids):
-            self._numbers.append(_Numbers(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
-                                          ids.marks, ids.asked, ids.whole))
+            notes = self._single if memory.numel() == 1 else self._numbers
+            if len(notes) == notes.maxlen:  # those that nobody can read by any longer go first
+                living = [note for note in notes if note.living is not None]
+                notes.clear()
+                notes.extend(living)
+            notes.append(_Numbers(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
+                                  ids.marks, ids.asked, ids.whole, ids.batch))
 
     def readers(self, ntype: str, ids: Tensor) -> Readers | None:
         """Return the trainers for which this one reads rows by ids; None if it is for itself.
@@ -257,7 +291,7 @@ class IdRegistry:
             if self._is_own(ids):
                 return None
             refuse("id of a batch twice", ntype=ntype)
-        return Readers((ids.marks & ~BESIDES).numpy(), ids.marks >= BESIDES)
+        return Readers((ids.marks & ~BESIDES).numpy(), ids.marks >= BESIDES, ids.batch)
 
     def _is_own(self, ids: BatchIds) -> bool:
         """Return whether this trainer reads all of the ids for itself."""
@@ -265,24 +299,23 @@ class IdRegistry:
 
     def _readers_by_numbers(self, ntype: str, ids: Tensor) -> Readers | None:
         numbers = ids.to("cpu", torch.int64)
-        for taken in (taken for taken in self._numbers if taken.ntype == ntype):
-            living = taken.living
-            if living is None:
-                continue
-            before = living.to("cpu", torch.int64)
+        known = [(taken, living.to("cpu", torch.int64))
+                 for taken in (*self._numbers, *self._single)
+                 if taken.ntype == ntype and (living := taken.living) is not None]
+        for taken, before in known:
             # By equality: what the script has done with the numbers in between is not seen.
             if torch.equal(before, numbers):
                 return self.readers(ntype, self.track(
-                    ntype, before, taken.marks, taken.asked, taken.whole))
-            if len(numbers) and bool(torch.isin(numbers, before).all()):
-                refuse("ids as numbers", ntype=ntype)
+                    ntype, before, taken.marks, taken.asked, taken.whole, taken.batch))
+        if len(numbers) and any(bool(torch.isin(numbers, before).all()) for _, before in known):
+            refuse("ids as numbers", ntype=ntype)
         return None
 
 
 def _more_than_once(ids: Tensor, whole: Tensor) -> bool:
     """Return whether an id is there more often than in the whole batch."""
     unique, counts = np.unique(ids.cpu().numpy(), return_counts=True)
-    if len(unique) == len(ids):
+    if len(unique) == ids.numel():
         return False
     every, most = np.unique(whole.cpu().numpy(), return_counts=True)
     at = np.searchsorted(every, unique).clip(max=len(every) - 1)

@@ -71,6 +71,17 @@ AUTOGRAD: dict[str, Refusal] = {
         "selections of them; where the script draws such ids itself, let it take none out as "
         "numbers", "distdgl/test_handed.py::"
         "test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused"),
+    "computed ids": Refusal(
+        "reading rows of a DistEmbedding by ids that are computed from a batch's "
+        "(`first_author[ids]`, `ids + 1`)",
+        "rows of the DistEmbedding are read, in a step that the proof looks at",
+        "rows of the DistEmbedding of '{ntype}' are read by ids that were computed from those of a "
+        "batch, which has nodes of all trainers, so it cannot be told which of them read each row "
+        "in DistDGL; {remedy}",
+        "read them by the tensors of the data loader and selections of them (an index, sort, "
+        "unique, cat), or by what is computed from own seeds; else set train.wrapper = ddp, by "
+        "which every trainer reads for its own seeds",
+        "distdgl/test_scope.py::test_rows_of_a_dist_embedding_and_states_in_a_dist_tensor"),
     "loss": Refusal(
         "a loss that depends on rows or counts of other trainers' seeds and goes through no merge "
         "of relations", "`backward()` is called",
@@ -446,6 +457,20 @@ ROWS: dict[str, Refusal] = {
         "which would not see what is written; {remedy}",
         "use cache.policy=none, or create a dgl.distributed.DistTensor for results",
         "distdgl/test_distdgl_cache.py::test_feature_reads_go_through_the_cache"),
+    "replicas of several trainers": Refusal(
+        "`train.learnable = replica` with several trainers on a machine", "a DistEmbedding is made",
+        "train.learnable = replica with {trainers} trainers on a machine: they would update the "
+        "same rows at once; {remedy}",
+        "start one trainer on each machine, or set train.learnable = exact",
+        "distdgl/test_ids.py::test_replicas_of_several_trainers_of_a_machine_are_refused",
+        InputError),
+    "writes to replicas": Refusal(
+        "writing rows of a DistEmbedding (`emb.weight[ids] = rows`) after it was read, with "
+        "`train.learnable = replica`", "the rows are written",
+        "rows of the DistEmbedding '{name}' are written after it was read: with train.learnable = "
+        "replica trainers have copies of rows, which would stay as they were; {remedy}",
+        "write them before the first read, or set train.learnable = exact",
+        "distdgl/test_ids.py::test_rows_that_trainers_have_copies_of_are_not_written"),
     "another sparse optimizer": Refusal(
         "sparse optimizers but SparseAdam and SparseAdagrad", "a sparse optimizer steps",
         "optimizer {optimizer} cannot be used on a meta-partitioned graph; {remedy}",
@@ -488,11 +513,13 @@ LOADING: dict[str, Refusal] = {
         "graph, but by DistEdgeDataLoader with exclude; {remedy}",
         "leave it out", "distdgl/test_samplers.py::test_exclude_eids_of_a_node_loader_is_refused",
         InputError),
-    "fanouts that change": Refusal(
-        "a sampler whose fanouts change after the data loader was made", "a batch is asked for",
-        "the fanouts of {sampler} have changed since the data loader was made: {fanouts} then; "
-        "{remedy}",
-        "make a loader for each", "distdgl/test_samplers.py::test_fanouts_do_not_change"),
+    "loader that changes": Refusal(
+        "a data loader or sampler that is changed after the data loader was made (fanouts, mask, "
+        "`sample_blocks`, `batch_size`, `shuffle`, `drop_last`)",
+        "an epoch is started or a batch asked for",
+        "{what} has changed since the data loader was made: {then!r} then, {now!r} now; {remedy}",
+        "make a loader for each", "distdgl/test_samplers.py::"
+        "test_what_changes_after_a_loader_was_made_is_refused"),
     "more layers than hops": Refusal(
         "a sampler with more layers than the plan has hops", "a data loader is made",
         "{sampler} samples {layers}, but the graph was partitioned for {hops}; {remedy}",

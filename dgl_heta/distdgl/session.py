@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +73,9 @@ class Session:
     edge_ends : sources and destinations of edges, by their ids.
     server_column : reads edge data from DistDGL's servers, by relation and name; None where the
         graph has none of that name.
-    embeddings, parallels : tables of DistEmbeddings, and modules that the script wrapped.
+    embedded : node types that the script has had DistEmbeddings of.
+    replicas : tables whose rows trainers have copies of, by names in the key-value store.
+    parallels : modules that the script wrapped.
     loaders : the number of data loaders so far.
     all_complete : whether states of all seeds are complete on all machines, read or not.
     watch, reading : what looks at calls at steps to prove, and what is given rows of tables
@@ -141,7 +144,10 @@ class Session:
         self.batch_ids = IdRegistry(self._say_of_group)
         self.edge_ends = EdgeEnds(self.store)
         self.server_column: Callable[[Relation, str], Column | None] = lambda relation, name: None
-        self.embeddings: list[Any] = []
+        # Not the tables: DGL keeps rows, and states of optimizers, as long as the script does. Nor
+        # are types forgotten with them: trainers exchange by this, and free memory at other times.
+        self.embedded: set[str] = set()
+        self.replicas: Any = weakref.WeakValueDictionary()
         self.parallels: list[Any] = []
         self.loaders = 0
         self.all_complete = settings.train.complete_states

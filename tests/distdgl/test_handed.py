@@ -52,7 +52,15 @@ SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     x[torch.argsort(x)], "reshaped": lambda x: x[:4].view(2, 2).flatten(), "unique": lambda x:
     torch.unique(torch.cat([x, x[:2]])), "with places": lambda x: torch.unique(
         x, return_inverse=True)[0], "as a tensor": torch.as_tensor, "the data": lambda x: x.data,
-    "deeply": copy.deepcopy, "selected": lambda x: torch.masked_select(x, x != 3)}
+    "deeply": copy.deepcopy, "selected": lambda x: torch.masked_select(x, x != 3),
+    "sort": lambda x: x.sort(descending=True)[0], "values": lambda x: torch.sort(
+        x, stable=True).values, "by name": lambda x: torch.sort(input=x)[0], "largest":
+    lambda x: x.topk(3)[0], "gather": lambda x: x.gather(0, torch.tensor([3, 1])), "rolled":
+    lambda x: x.roll(2), "ravel": lambda x: x[None].ravel(), "turned": lambda x:
+    x[:4].view(2, 2).T.flatten(), "expanded": lambda x: x.expand(1, 5).flatten(), "along":
+    lambda x: x.take_along_dim(torch.tensor([0, 2])), "stacked": lambda x: torch.stack(
+        [x[:2], x[2:4]], 1).flatten(), "joined": lambda x: torch.cat(tensors=[x[3:], x[:2]]),
+    "bound": lambda x: x.clamp(0, 9), "mirrored": torch.flipud}
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
@@ -65,7 +73,7 @@ def test_selections_know_the_trainers_of_each_id(registry: IdRegistry, name: str
 def test_others_are_read_by_this_trainer_for_itself(registry: IdRegistry) -> None:
     ids, labels = ids_of(registry), torch.arange(10)
     for other in (torch.tensor(IDS), torch.tensor([5, 5, 3]), ids + 0, labels[ids], ids * 1 - 1,
-                  pickle.loads(pickle.dumps(ids))):  # noqa: S301
+                  ids.clamp(4), pickle.loads(pickle.dumps(ids))):  # noqa: S301
         assert not isinstance(other, BatchIds)
         assert registry.readers("a", other) is None
     joined = torch.cat([torch.tensor([2, 4]), ids])
@@ -79,13 +87,24 @@ def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(registry:
     assert bits_of(registry, "a", torch.from_numpy(numbers.copy())) == BITS
     assert registry.readers("a", torch.tensor([5, 2])) is None  # one was never in the batch
     assert registry.readers("b", torch.tensor([5, 3])) is None  # of another type
-    kept = {"the ids": ids, "an array of them": numbers[1:]}
+    kept = {"an array of them": numbers[1:], "the ids": ids}
     del ids, numbers
     while kept:
         with pytest.raises(HetaError, match="some of those that were taken out of a batch's ids"):
             registry.readers("a", torch.tensor([3, 9]))
         kept.popitem()
     assert registry.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
+
+
+def test_numbers_that_are_gone_or_single_push_none_out(registry: IdRegistry) -> None:
+    ids = ids_of(registry)
+    numbers = ids.numpy()
+    for _ in range(70):
+        ids[0].item()
+        ids_of(registry).tolist()
+    assert bits_of(registry, "a", torch.from_numpy(numbers)) == BITS
+    kept = [ids[:2].numpy() for _ in range(70)]  # the latest that are there are known
+    assert bits_of(registry, "a", torch.from_numpy(kept[-1])) == BITS[:2]
 
 
 def test_others_taken_out_as_numbers_are_said_in_training(registry: IdRegistry,

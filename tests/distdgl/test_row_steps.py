@@ -55,7 +55,8 @@ def tables_of(comm: ThreadComm) -> list[Any]:
 def reads_of(example: int, rank: int, table: int) -> list[embedding_steps.Read]:
     """What a trainer reads of a table in a step: of batches, with the trainers whose batches have a
     row, each once, in one batch for each of several trainers; and for itself in any number. That
-    nobody else does in the first example."""
+    nobody else does in the first example. Batches of which a trainer has no row it may leave out,
+    and two reads may be of one batch."""
     generator = np.random.default_rng([example, rank, table])
     count, width, shared = TABLES[table]
     found = []
@@ -67,8 +68,16 @@ def reads_of(example: int, rank: int, table: int) -> list[embedding_steps.Read]:
                                 0 if least and rank else generator.integers(
                                     0, 1 + count // (1 + least)), replace=place == 1))
         grads = generator.integers(-9, 9, (len(ids), width)).astype(np.float32)
-        found.append((ids, grads, None if alone else generator.integers(1, 16, len(ids))))
+        if len(ids) or example % 2 == 0:
+            found.append(embedding_steps.Read(ids, grads, None if alone else generator.integers(
+                1, 16, len(ids)), place + 7 if example < 3 else 9))
     return found
+
+
+def place_of(reads: list[embedding_steps.Read], number: int) -> tuple[int, int]:
+    """The batch of a read, and how many reads of it a trainer has made before."""
+    batch = reads[number].batch
+    return batch, sum(r.batch == batch and r.bits is not None for r in reads[:number])
 
 
 def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
@@ -82,15 +91,18 @@ def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
         for place, (count, width, _) in enumerate(TABLES):
             sums, counts = np.zeros((count, width)), np.zeros(count)
             every = [reads_of(example, rank, place) for rank in range(4)]
-            for number in range(4):
-                united = np.zeros(count, np.int64)
-                for ids, grads, bits in (reads[number] for reads in every if number < len(reads)):
+            united: dict[tuple[int, int], np.ndarray] = {}
+            for reads in every:
+                for number, (ids, grads, bits, _) in enumerate(reads):
                     np.add.at(sums, ids, grads)
                     if bits is None:
                         np.add.at(counts, ids, 1)
                     else:
-                        np.bitwise_or.at(united, ids, bits)
-                counts += [bits.bit_count() for bits in united.tolist()]
+                        words = united.setdefault(place_of(reads, number),
+                                                  np.zeros(count, np.int64))
+                        np.bitwise_or.at(words, ids, bits)
+            for words in united.values():
+                counts += [bits.bit_count() for bits in words.tolist()]
             updated = []
             for rank in range(4):
                 for ids, at, grads, times in found[rank][example][place]:

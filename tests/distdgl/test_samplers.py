@@ -5,6 +5,7 @@ Samplers that are derived from none are in test_distdgl_hosts.py.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,16 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl.loading.collated_loader import CollatedNodeLoader
-from dgl_heta.distdgl.loading.script_sampler import way_of
+from dgl_heta.distdgl.loading.epochs import Epochs
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
+from dgl_heta.distdgl.loading.script_sampler import Fanouts, way_of
+from dgl_heta.distdgl.loading.seed_loader import SeedLoader
 from dgl_heta.distdgl.loading.step_plan import step_sizes
+from tests.support import standalone
+from tests.support.dist_reference import parts, whole_graph
 from tests.support.programs import differences
 
+SUPPORT = Path(__file__).parents[1] / "support"
 HERE = "tests.distdgl.programs.samplers"
 DERIVED = [f'{HERE}:derived "{name}"' for name in ("Adding", "More", "Twice")]
 
@@ -70,14 +77,26 @@ def collated_loader() -> Any:
         store=SimpleNamespace(schema=schema), plan=SimpleNamespace(targets=("paper",), hops=2),
         say=lambda text: None)
     loader._scope = SimpleNamespace(targets=("paper",))  # type: ignore[assignment]
-    loader._layers = [2, 2]
+    loader._fanouts = Fanouts([2, 2])
     return loader
 
 
 def test_fanouts_do_not_change() -> None:
-    with pytest.raises(dgl_heta.HetaError, match=r"fanouts of NeighborSampler have changed"):
-        collated_loader().sample_blocks(
-            dgl.dataloading.NeighborSampler([2, 3]), torch.tensor([0]), None)
+    for sampler, text in ((dgl.dataloading.NeighborSampler([2, 3]), r"fanouts .*\[2, 2\] then"),
+                          (dgl.dataloading.NeighborSampler([2, 2], mask="m"), "None then, 'm'")):
+        with pytest.raises(dgl_heta.HetaError, match=text):
+            collated_loader().sample_blocks(sampler, torch.tensor([0]), None)
+
+
+def test_what_changes_after_a_loader_was_made_is_refused(tmp_path: Path) -> None:
+    config = parts(whole_graph(), 1, tmp_path / "parts")
+    standalone.run(SUPPORT / "dist_again.py", config, tmp_path / "found.json", "loaders",
+                   heta=True)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.pop("nothing") == found.pop("derived") == ""
+    assert {name: text for name, text in found.items() if not text.startswith(
+        f"HetaError: {name.partition(' ')[0]} has changed since the data loader was made")} == {}
+    assert "[2] then, [-1] now" in found["fanouts"] == found["fanouts inside an epoch"]
 
 
 def test_seeds_are_of_the_loaders_types() -> None:
@@ -89,6 +108,44 @@ def test_exclude_eids_of_a_node_loader_is_refused() -> None:
     assert collated_loader()._excluded(None) is None
     with pytest.raises(dgl_heta.InputError, match="exclude_eids cannot be used"):
         collated_loader()._excluded({("paper", "cites", "paper"): torch.tensor([0])})
+
+
+def test_seeds_of_no_layer_are_shuffled_as_dgl_shuffles_them() -> None:
+    loader = SeedLoader({"paper": torch.arange(9)}, LoaderOptions(9, shuffle=True))
+    torch.manual_seed(3)
+    found = []
+    for _ in range(3):
+        loader.start()
+        found.append(loader.next()[1]["paper"].tolist())
+    torch.manual_seed(3)
+    order = torch.arange(9)
+    for each in found:
+        order = dgl.backend.rand_shuffle(order)
+        assert each == order.tolist()
+
+
+class Loader:
+    """Is iterated over."""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_pass_that_is_left_early_ends_when_its_loader_is_gone(kept: bool) -> None:
+    epochs, told, alive = Epochs(), [], []
+    epochs.add(torch.nn.Linear(1, 1), told.append)
+    for _ in range(4):  # a new loader each time, maybe with the id of the last one
+        loader = Loader()
+        epochs.started(loader, 5)
+        epochs.trained()
+        alive += [loader] * kept
+        del loader
+    evaluated = Loader()
+    epochs.started(evaluated, 2)
+    assert told == ([] if kept else [1, 2, 3, 4])
+    with torch.no_grad():
+        epochs.ended(evaluated, 2)
+    epochs.started(evaluated, 2)
+    epochs.started(evaluated, 2)  # left early, and not trained
+    assert len(told) == 4 * (not kept)
 
 
 @pytest.mark.parametrize(("count", "end"), [(1, "or use larger batches"),

@@ -170,6 +170,9 @@ def test_rows_of_a_dist_embedding_and_states_in_a_dist_tensor(tmp_path: Path) ->
         assert "the loss depends on rows of the DistEmbedding of 'paper'" in told["all"]
         assert "the loss depends on rows of the DistEmbedding of 'author'" in told["shuffled"]
         assert "the loss depends on rows of the DistEmbedding of 'author'" in told["selected"]
+        assert "the loss depends on rows of the DistEmbedding of 'author'" in told["sort"]
+        for name in ("computed", "copied"):
+            assert "'author' are read by ids that were computed from" in told[name]
         assert told["drawn"] == ""
         assert "the states of 'paper' after layer 1 are written to" in told["remembered"]
         assert "is used by linalg_vector_norm before it is averaged" in told["clipped"]

@@ -102,6 +102,20 @@ class Script:
             ids = torch.unique(torch.cat([s.ids["author"][::2], torch.tensor([0, 1])]))
             return loss + self.tables["author"](ids).square().mean()
 
+        def sort(s: Step, loss: Tensor, rows: dict[str, Tensor]) -> Tensor:
+            return loss + self.tables["author"](s.ids["author"].sort()[0]).square().mean()
+
+        def computed(s: Step, loss: Tensor, rows: dict[str, Tensor]) -> Tensor:
+            """Rows of another type, as of each paper's first author; of own seeds' without harm."""
+            first = torch.arange(self.facts.counts["paper"]) % self.facts.counts["author"]
+            self.tables["author"](torch.unique(first[s.ids["paper"][:s.n]]))
+            self.tables["author"](torch.unique(first[s.ids["paper"]]))
+            return loss
+
+        def copied(s: Step, loss: Tensor, rows: dict[str, Tensor]) -> Tensor:
+            self.tables["author"](torch.tensor(s.ids["author"]))
+            return loss
+
         def drawn(s: Step, loss: Tensor, rows: dict[str, Tensor]) -> Tensor:
             """Negatives that a trainer reads for itself, and rows of its own seeds."""
             ids = torch.randint(self.facts.counts["author"], (2 * s.n,))
@@ -123,7 +137,8 @@ class Script:
         attempts: dict[str, Callable[[Step, Tensor, dict[str, Tensor]], Tensor]] = {
             "own": own, "rows": lambda s, loss, rows: loss + rows["author"].square().mean(),
             "all": lambda s, loss, rows: loss + rows["paper"].square().mean(),
-            "shuffled": shuffled, "selected": selected, "drawn": drawn,
+            "shuffled": shuffled, "selected": selected, "sort": sort, "computed": computed,
+            "copied": copied, "drawn": drawn,
             "remembered": remembered, "clipped": clipped}
         found = {}
         for name, attempt in attempts.items():

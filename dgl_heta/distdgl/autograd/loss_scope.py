@@ -37,6 +37,7 @@ Batch and instance norms may look at all rows: it is documented that these are t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
@@ -60,6 +61,7 @@ from dgl_heta.distdgl.autograd.partial_gradients import has_hooks, watch
 from dgl_heta.distdgl.autograd.trace import Trace, tidy
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.refusals import refuse
+from dgl_heta.errors import HetaError
 from dgl_heta.proof.gather import CAUSE
 from dgl_heta.raf.chain import is_link, walk, walk_below
 from dgl_heta.sampling.blocks import Block, MiniBatch
@@ -192,6 +194,13 @@ class LossScope:
             return
         watch(rows)
         mark_leaf(rows, others, f"rows of the DistEmbedding of '{ntype}'")
+
+    def computed(self, ids: Tensor) -> bool:
+        """Return whether ids, by which a trainer reads for itself, follow from ids of a batch that
+        are no own seeds'; False outside of steps to prove."""
+        trace = self._trace
+        return trace is not None and self._holds and self._tried(
+            trace, lambda: trace.dependence([ids]) is not None, False, "by ids")
 
     def is_below(self, parameter: Tensor) -> bool:
         """Return whether a parameter is below a merge, so that its gradients are in parts."""
@@ -333,6 +342,18 @@ def _ids(part: Any) -> Iterator[tuple[str, Tensor]]:
         return
     for types, nodes in ((part.srctypes, part.srcnodes), (part.dsttypes, part.dstnodes)):
         yield from ((t, nodes[t].data[NID]) for t in types)
+
+
+def weakly(table: Any, read: Callable[[Any, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of ids that reads rows of a table, and does not keep it: its rows are gone
+    when the script lets it go, and a new one of the same name has new ones."""
+    held = weakref.ref(table)
+
+    def again(ids: Tensor) -> Tensor:
+        if (there := held()) is None:
+            raise HetaError("rows were read of a table that the script has let go")
+        return read(there, ids)
+    return again
 
 
 def _own(block: Block, ntype: str) -> int:

@@ -52,7 +52,7 @@ class CollatedLoader(RafLoader):
         self.collator = collator
         super().__init__(session, fanouts, options, len(collator.dataset), ntypes)
         self._order = torch.arange(self.seeds)
-        self._layers = fanouts.layers
+        self._fanouts = fanouts
         self._calls = 0
         if self._source.ahead:
             log.warning("batches of %s are made when they are asked for, not ahead of time: DGL or "
@@ -90,8 +90,10 @@ class CollatedLoader(RafLoader):
         collator says it.
         """
         session = self._session
-        if fanouts_of(sampler, session).layers != self._layers:
-            refuse("fanouts that change", sampler=type(sampler).__name__, fanouts=self._layers)
+        if (now := fanouts_of(sampler, session)) != self._fanouts:
+            then, mask = self._fanouts, now.layers == self._fanouts.layers
+            refuse("loader that changes", what="prob" if mask else "fanouts",
+                   then=then.mask if mask else then.layers, now=now.mask if mask else now.layers)
         if not isinstance(seeds, Mapping):
             seeds = {session.plan.targets[0]: seeds}
         key = self._key()
@@ -138,8 +140,10 @@ class SamplerProxy:
     prob = None  # which DGL 2.4's collators ask for
 
     def __init__(self, sampler: Any) -> None:
-        self.sample_blocks = sampler.sample_blocks
-        self.name = type(sampler).__name__
+        self._sampler, self.name = sampler, type(sampler).__name__
+
+    def sample_blocks(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sampler.sample_blocks(*args, **kwargs)
 
 
 def dgl_collators() -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 from dgl_heta.distdgl.loading.edge_loader import open_edge_loader
 from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.node_loader import open_node_loader
+from dgl_heta.distdgl.loading.script_sampler import settings_of, way_of
 from dgl_heta.distdgl.proof.recording import recorder
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.system.patching import Patch, patch_all
@@ -48,7 +50,30 @@ def _takes(self: Any, open_loader: Callable[..., Any], graph: Any, *arguments: A
     self.expected_idxs = len(loader) if recorder() is None else 1
     if hasattr(loader, "collator"):
         self.collator = loader.collator
+    sampler = arguments[1]
+    # What a derived class samples by is looked at when it asks for samples.
+    self.heta_sampler = sampler if way_of(sampler) == "known" else None
+    self.heta_made = _settings_of(self)
     return True
+
+
+def _settings_of(self: Any) -> dict[str, Any]:
+    """Return what DGL's loader would read anew for each epoch or batch, and ours has not."""
+    sampler = self.heta_sampler
+    return {**{name: getattr(self, name) for name in ("batch_size", "shuffle", "drop_last")},
+            **({} if sampler is None else settings_of(sampler))}
+
+
+def _check_unchanged(self: Any) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        The script has set something on the loader or its sampler that ours would not follow.
+    """
+    if (now := _settings_of(self)) != self.heta_made:
+        name = next(name for name in now if now[name] != self.heta_made[name])
+        refuse("loader that changes", what=name, then=self.heta_made[name], now=now[name])
 
 
 def _iter(original: Any) -> Any:
@@ -57,6 +82,7 @@ def _iter(original: Any) -> Any:
         state_of(Epochs).started(self, _seeds_of(self))
         if loader is None:
             return original(self)
+        _check_unchanged(self)
         loader.start()
         return self
     return __iter__
@@ -65,6 +91,8 @@ def _iter(original: Any) -> Any:
 def _next(original: Any) -> Any:
     def __next__(self: Any) -> Any:
         loader = getattr(self, "heta", None)
+        if loader is not None:
+            _check_unchanged(self)
         try:
             return original(self) if loader is None else loader.next()
         except StopIteration:

@@ -100,7 +100,7 @@ def sample_batch(session: Session, sampler: NeighborSampler, seeds: Sequence[Map
         block.done = done
     ranks = group.ranks if session.world.size > 1 else (0,)
     return SampledBatch(
-        batch, source_trainers(batch, group, ranks, {e.ntype for e in session.embeddings}), key)
+        batch, source_trainers(batch, group, ranks, session.embedded), key)
 
 
 def sample_own_seeds(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor],

@@ -73,7 +73,7 @@ class NodeLoader(RafLoader):
             self._check_batches()
         # Where trainers exchange rows while they sample, they must do so in one order of steps,
         # and by process groups that no other pass uses: it may be sampled on another thread.
-        in_order = session.plan.exchanges_while_sampling or (bool(session.embeddings) and any(
+        in_order = session.plan.exchanges_while_sampling or (bool(session.embedded) and any(
             len(members) > 1 for members in session.plan.groups))
         group = (self._open.enter_context(session.groups.sampling.one(session.world)) if in_order
                  else session.group)

@@ -78,6 +78,14 @@ def fanouts_of(sampler: Any, session: Session) -> Fanouts:
     return Fanouts(layers_of(name, sampler.fanouts, session), mask)
 
 
+def settings_of(sampler: Any) -> dict[str, Any]:
+    """Return what a NeighborSampler samples by, to be compared with later."""
+    return {
+        "fanouts": [{**f} if isinstance(f, Mapping) else int(f) for f in sampler.fanouts],
+        "prob": getattr(sampler, "prob", None), "replace": getattr(sampler, "replace", False),
+        "sample_blocks": "DGL's" if way_of(sampler) == "known" else "the script's"}
+
+
 def layers_of(sampler: str, fanouts: Iterable[Any], session: Session) -> list[Any]:
     """Return the layers of :class:`Fanouts`, from DGL's form (a number, or edge type → number).
 

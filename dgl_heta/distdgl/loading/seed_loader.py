@@ -38,7 +38,8 @@ class _SeedBatches:
         """Begin an epoch."""
         self._step = 0
         if self.options.shuffle:
-            self._order = torch.randperm(self.seeds)
+            # DGL shuffles what the last epoch has left.
+            self._order = self._order[torch.randperm(self.seeds)]
 
     def _next_positions(self) -> Tensor:
         """Return the positions of the next batch's seeds; StopIteration at the end."""

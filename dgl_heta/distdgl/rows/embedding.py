@@ -22,7 +22,9 @@ import torch
 from dgl.distributed.dist_tensor import DistTensor
 from torch import Tensor
 
+from dgl_heta.distdgl.autograd.loss_scope import weakly
 from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.embedding_steps import step
 from dgl_heta.distdgl.rows.embedding_table import Table
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
@@ -55,8 +57,11 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
         if readers is not None:
             # Rows of other trainers' batches are read here, too. A loss of theirs alone is theirs.
             table.session.scope.learn(rows, table.ntype, readers.others)
-        embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
-    table.session.scope.read(rows, bare(index), lambda ids: table.read(ids).to(device))
+        elif table.session.scope.computed(bare(index)):
+            refuse("computed ids", ntype=table.ntype)
+        embedding._trace.append((bare(index).to("cpu"), rows, readers))
+    table.session.scope.read(rows, bare(index), weakly(
+        table, lambda table, ids: table.read(ids).to(device)))
     return rows
 
 
@@ -70,7 +75,7 @@ def _open(embedding: Any) -> None:
         return
     embedding.heta = Table(session, embedding, policy.policy_str.removeprefix("node~"),
                            plain(DistTensor.__getitem__))
-    session.embeddings.append(embedding.heta)
+    session.embedded.add(embedding.heta.ntype)
 
 
 def _init(original: Any) -> Any:
@@ -113,7 +118,7 @@ def _step(original: Any) -> Any:
 def _init_optimizer(original: Any) -> Any:
     def __init__(self: Any, params: Any, lr: float) -> None:
         original(self, params, lr)
-        state_of(Optimizers).optimizers.append(self)
+        state_of(Optimizers).add(self)
     return __init__
 
 

@@ -19,7 +19,8 @@ trainer updates; a barrier at the end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from dgl.distributed.optim import SparseAdagrad, SparseAdam
 
 from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.distdgl.autograd.partial_gradients import whole
+from dgl_heta.distdgl.batch_ids import Readers
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.embedding_table import Table
 from dgl_heta.distdgl.state import state_of
@@ -41,8 +43,8 @@ class Rows(NamedTuple):
     """Gradients of rows of one table.
 
     A row that two batches have counts once for each, so a row's id is no key: its readers' bits
-    would be united over both. The key is id × reads + number of the read, with the `reads` of
-    :class:`Form`; where each trainer has read once, that is the id.
+    would be united over both. The key is id × reads + number of the read, as :class:`Form` counts
+    reads; where each trainer has read once, that is the id.
 
     Attributes
     ----------
@@ -67,9 +69,21 @@ class Rows(NamedTuple):
         return self.grads[self.at]
 
 
-Read = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
-"""Ids of rows that were read at once, their gradients, and the trainers whose batches have them
-(bits); None where this trainer has read them for itself."""
+class Read(NamedTuple):
+    """Rows that were read at once.
+
+    Attributes
+    ----------
+    ids, grads : of the rows; int64 (n,), float32 (n, width).
+    bits : int64 (n,), the trainers whose batches have them; None where this trainer has read them
+        for itself.
+    batch : the number of the batch.
+    """
+
+    ids: np.ndarray
+    grads: np.ndarray
+    bits: np.ndarray | None
+    batch: int = 0
 
 
 class Form(NamedTuple):
@@ -77,15 +91,36 @@ class Form(NamedTuple):
 
     Attributes
     ----------
-    reads : so many times rows of batches were read, the last of them on any trainer.
+    first, last : the batches of which rows were read, on any trainer; `last` is before `first`
+        where nobody has.
+    times : so often were rows of one batch read at most.
     counted : whether any trainer has read rows for itself.
     away : whether any has rows that another one updates.
     """
 
-    reads: int
+    first: int
+    last: int
+    times: int
     counted: bool
     away: bool
 
+    @property
+    def reads(self) -> int:
+        """As many as there may have been. A trainer may leave out one, as of no rows, so they are
+        numbered by their batches, which all trainers have alike."""
+        return max(1, self.last - self.first + 1) * self.times
+
+    def numbers(self, reads: Sequence[Read]) -> Iterator[int]:
+        """Yield the number of each read; 0 for one that is of no batch."""
+        before: Counter[int] = Counter()
+        for read in reads:
+            at = (read.batch - self.first) * self.times + before[read.batch]
+            yield at if read.bits is not None else 0
+            before[read.batch] += read.bits is not None
+
+
+_NEVER = 1 << 62
+"""The first batch, where there is none."""
 
 Counted = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Ids, positions of gradients, gradients, and how often trainers have read each row (float32)."""
@@ -162,34 +197,38 @@ def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
     checked[optimizer] = here
 
 
-def _read(index: Any, rows: Any, bits: np.ndarray | None) -> Read:
+def _read(index: Any, rows: Any, readers: Readers | None) -> Read:
     """Return one entry of DGL's trace of an embedding as a read."""
     grad = whole(rows.grad).cpu() if rows.grad is not None else torch.zeros(rows.shape)
-    return index.numpy().astype(np.int64, copy=False), grad.contiguous().numpy(), bits
+    ids = index.numpy().astype(np.int64, copy=False)
+    of = (None,) if readers is None else (readers.bits, readers.batch)
+    return Read(ids, grad.contiguous().numpy(), *of)
 
 
 def _form(table: Table, reads: Sequence[Read]) -> Form:
     """Return the form of a table's rows as this trainer has read them."""
-    of_batches = [number for number, (_, _, bits) in enumerate(reads) if bits is not None]
-    away = table.shared or any(len(ids) and not (
-        table.exclusive and ids.min() >= table.low and ids.max() < table.high)
-        for ids, _, _ in reads)
-    return Form(1 + max(of_batches, default=0), any(bits is None for _, _, bits in reads), away)
+    batches = Counter(read.batch for read in reads if read.bits is not None)
+    away = table.shared or any(len(read.ids) and not (
+        table.exclusive and read.ids.min() >= table.low and read.ids.max() < table.high)
+        for read in reads)
+    return Form(min(batches, default=_NEVER), max(batches, default=0),
+                max(batches.values(), default=1), any(read.bits is None for read in reads), away)
 
 
 def _agreed(tables: Sequence[Table], forms: Sequence[Form]) -> list[Form]:
     """Return forms for which the rows of all trainers have room; all of them call it."""
     if not tables or tables[0].session.world.size == 1:
         return [form._replace(away=False) for form in forms]
-    every = tables[0].session.world.all_reduce(torch.tensor(forms, dtype=torch.int64), "max",
-                                               "control")
-    return [Form(reads, bool(counted), bool(away)) for reads, counted, away in every.tolist()]
+    every = tables[0].session.world.all_reduce(torch.tensor(
+        [form._replace(first=-form.first) for form in forms], dtype=torch.int64), "max", "control")
+    return [Form(-first, last, times, bool(counted), bool(away))
+            for first, last, times, counted, away in every.tolist()]
 
 
 def _rows(table: Table, reads: Sequence[Read], form: Form) -> Rows:
     """Return what a trainer has read of a table since the last step, each row of a batch once."""
     pieces = []
-    for number, (ids, grads, bits) in enumerate(reads):
+    for number, (ids, grads, bits, _) in zip(form.numbers(reads), reads):
         if bits is None:
             # No bits: these are counted, in the column that is summed with the gradients.
             ids, grads = sum_rows(ids, _with_column(grads, 1), table.slots)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.features.row_kernels import check_ids, gather_rows
 from dgl_heta.sampling.trainer_bits import check_trainers
@@ -20,6 +21,10 @@ Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
 class Table:
     """One DistEmbedding as this trainer sees it.
 
+    Attributes
+    ----------
+    was_read : whether rows were read, so that trainers may have copies of them.
+
     Parameters
     ----------
     session : of this trainer.
@@ -27,6 +32,8 @@ class Table:
     ntype : the node type whose rows it holds.
     pull : reads rows of a DistTensor over the network.
     """
+
+    was_read = False
 
     def __init__(self, session: Session, embedding: Any, ntype: str, pull: Pull) -> None:
         self.session, self.ntype, self._pull = session, ntype, pull
@@ -39,6 +46,9 @@ class Table:
         """True if no other trainer's batches have rows of it."""
         self.shared = len(users) > 1
         self.replica = session.settings.train.learnable == "replica" and self.shared
+        trainers = len(session.groups.trainers[0])
+        if self.replica and trainers > 1:
+            refuse("replicas of several trainers", trainers=trainers)
         # The machine that has a row in shared memory goes by DistDGL's partition book, whose ids of
         # a type are contiguous by part.
         book = self._tensor.part_policy.partition_book
@@ -52,11 +62,14 @@ class Table:
         self.width, self.count = width, count
         self._copies: dict[str, np.ndarray] = {}
         self._pulled = np.zeros(count if self.replica else 0, bool)
+        if self.replica:
+            session.replicas[self._tensor._name] = self
 
     def read(self, index: Tensor) -> Tensor:
         """Return rows by node id, (ids, width) float32."""
         ids = bare(index).to("cpu", torch.int64).numpy()
         check_ids(ids, self.count)
+        self.was_read = True
         inside = (ids >= self.low) & (ids < self.high)
         if inside.all():
             return torch.from_numpy(gather_rows(self.local(self._tensor), ids - self.low))

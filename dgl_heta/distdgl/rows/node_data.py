@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dgl.utils import toindex
 from torch import Tensor
 
 from dgl_heta.cache.observing import ObservingCache, called_rows
+from dgl_heta.distdgl.autograd.loss_scope import weakly
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_ids import EdgeIds
 from dgl_heta.distdgl.blocks.edge_rows import rows_by_ids
@@ -206,6 +208,9 @@ def _getitem(original: Any) -> Any:
             return peek(rows).to(session.reading.dtype)
         return rows
 
+    def read_again(tensor: Any, ids: Tensor) -> Tensor:
+        return peek(rows_of(tensor, ids))
+
     def __getitem__(self: Any, idx: Any) -> Any:
         if isinstance(idx, EdgeIds):
             return rows_by_ids(idx, self, lambda ids: self[ids])
@@ -215,7 +220,9 @@ def _getitem(original: Any) -> Any:
             return rows_of(self, idx)
         with session.scope.aside():
             rows = rows_of(self, idx)
-        session.scope.read(rows, idx, lambda ids: peek(rows_of(self, ids)))
+        # One that holds rows is let go with the script; the graph's are made for each read.
+        session.scope.read(rows, idx, weakly(self, read_again) if self._owner else partial(
+            read_again, self))
         return rows
     return __getitem__
 
@@ -228,6 +235,8 @@ def _setitem(original: Any) -> Any:
         if session is None:
             original(self, bare(idx), val)
             return
+        if (table := session.replicas.get(self._name)) is not None and table.was_read:
+            refuse("writes to replicas", name=self.tensor_name)
         session.scope.written(len(self), val)
         with session.scope.aside():  # rows that are sent are freed by threads of DGL's
             original(self, bare(idx), val)

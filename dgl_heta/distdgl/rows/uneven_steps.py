@@ -7,6 +7,7 @@ steps with them, without gradients of its own, until all have ended the epoch.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +22,23 @@ Step = Callable[[Any], None]
 class Optimizers:
     """The sparse optimizers that the script has made, in the same order on all trainers.
 
+    They are known by numbers, in the order in which they were made, and not kept: with an optimizer
+    the script lets its states and tables go.
+
     Attributes
     ----------
-    optimizers : in the order in which they were made.
     apart : whether trainers take different numbers of steps.
     """
 
     def __init__(self) -> None:
-        self.optimizers: list[Any] = []
+        self._made = 0
+        self._optimizers: Any = weakref.WeakValueDictionary()
         self._world: Comm | None = None
+
+    def add(self, optimizer: Any) -> None:
+        """Note a new one."""
+        self._made += 1
+        self._optimizers[self._made] = optimizer
 
     @property
     def apart(self) -> bool:
@@ -50,7 +59,7 @@ class Optimizers:
         HetaError
             Another trainer takes a step of another optimizer.
         """
-        number = next(i for i, o in enumerate(self.optimizers, 1) if o is optimizer)
+        number = next(i for i, o in self._optimizers.items() if o is optimizer)
         if (other := self._agree(number)) != number:
             raise HetaError(f"trainers step the sparse optimizers {number} and {other} at the same "
                             "time; step them in the same order on all trainers")
@@ -58,8 +67,12 @@ class Optimizers:
 
     def join(self) -> None:
         """Take the others' steps until all are here."""
-        while self.optimizers and (number := self._agree(0)):
-            optimizer = self.optimizers[number - 1]
+        # Whether any was made, not whether one is left: memory is freed at other times elsewhere.
+        while self._made and (number := self._agree(0)):
+            optimizer = self._optimizers.get(number)
+            if optimizer is None:
+                raise HetaError(f"another trainer steps the sparse optimizer {number}, which this "
+                                "one has let go; keep it until the epoch has ended on all trainers")
             for embedding in optimizer._params:
                 embedding.reset_trace()
             self._step(optimizer)
