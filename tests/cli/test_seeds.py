@@ -86,6 +86,11 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
     again = heta(*command, "--resume")  # all are finished
     assert "seed 5" in again.out
     assert "seed 5, 2 of 2: finished before" in again.err
+    write_store(academic(papers=40), tmp_path / "other")
+    other = heta(command[0], tmp_path / "other", *command[2:], "--resume")
+    assert other.status == 2
+    assert "seed-3 was made with another graph; resume with the same" in other.err
+    assert (out / "seed-3" / "summary.json").read_bytes() == first
     shown = heta("report", out, "--json").json
     assert [run["run"] for run in shown["runs"]] == ["seed-3", "seed-5"]
     assert not (out / ".lock").exists()

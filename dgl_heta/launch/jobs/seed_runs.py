@@ -12,6 +12,7 @@ from typing import Any
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.launch.jobs.run_directory import claimed, holds_run, run_directory
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob, TrainingResult
+from dgl_heta.launch.local import JOB
 from dgl_heta.launch.scheduler import is_worker
 from dgl_heta.system.checksums import read_signed
 
@@ -121,16 +122,21 @@ def _with_seed(job: TrainingJob, seed: int) -> TrainingJob:
 
 
 def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
-    """Return the result of a training that came to its end with these settings, or None."""
+    """Return the result of a training that came to its end with this graph, plan and settings, or
+    None: whether it can go on with these is for its checkpoint to say."""
     result = TrainingResult(run_dir, {}, run_dir / "report.html")
     file = run_dir / "summary.json"
-    if not (file.exists() and result.report.exists() and result.model.exists()):
+    if not all(path.exists() for path in (file, run_dir / JOB, result.report, result.model)):
         return None
     summary = read_signed(file, "remove it, and resume the run to write it again")
+    of = read_signed(run_dir / JOB, "resume the run to write it again")
+    assert job.opened.store is not None
+    graph, plan = job.opened.store.manifest.checksum, json.loads(json.dumps(job.plan.to_json()))
     asked, had = json.loads(json.dumps(job.settings.model_dump())), summary.get("settings", {})
     if asked["cache"]["policy"] == "auto":  # a run records what that came to
         asked["cache"]["policy"] = had.get("cache", {}).get("policy")
-    return replace(result, summary=summary) if asked == had else None
+    same = (asked, graph, plan) == (had, of.get("graph"), of.get("plan"))
+    return replace(result, summary=summary) if same else None
 
 
 def _saved(job: TrainingJob, directory: Path, finished: int, seeds: Sequence[int], seed: int
