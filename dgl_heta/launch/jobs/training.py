@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -36,6 +37,7 @@ from dgl_heta.training.checkpoint_files import check_checkpoints, saved_position
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
+log = logging.getLogger("dgl_heta")
 
 
 class TrainingInterruptedError(HetaError):
@@ -270,7 +272,11 @@ class TrainingJob:
                              f"one with `dgl-heta partition {self.graph} --out DIR`")
         assert self.opened.source is not None
         path = run_dir / "store"
-        if not (resume and Store.is_store(path)):
+        if resume and Store.is_store(path):
+            log.warning("the run goes on with the copy of %s in %s, made before: changes of it "
+                        "since do not count; train in a new run directory for them",
+                        self.graph, path)
+        else:
             self.opened.check_seeds(self.plan.targets)
             write_store(self.opened.source, path, overwrite=True)
             self.opened.write_seeds()
