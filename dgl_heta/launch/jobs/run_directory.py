@@ -78,7 +78,8 @@ def check_files(run_dir: Path) -> None:
 def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
     """Keep a run directory to one command, and leave none behind that is empty.
 
-    Workers of a scheduler share theirs; the training loop checks it for all of them.
+    Of a scheduler's workers, which share theirs, worker 0 keeps it from those of another job; where
+    the file system has no locks, nobody does.
 
     Raises
     ------
@@ -88,8 +89,9 @@ def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
         It cannot be locked.
     """
     lock = run_dir / ".lock"
+    keeps = not shared or os.environ.get("RANK", "0") == "0"
     with contextlib.ExitStack() as stack:
-        if not shared:
+        if keeps:
             try:
                 file = stack.enter_context(open(lock, "a", opener=plainly))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,11 +99,12 @@ def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
                 raise InputError(f"another command is training in {run_dir}; choose another "
                                  "directory") from None
             except OSError as error:
-                raise HetaError(f"cannot lock {lock}: {error.strerror or error}") from None
+                if not shared:
+                    raise HetaError(f"cannot lock {lock}: {error.strerror or error}") from None
         try:
             yield
         finally:  # what cannot be removed by now is not worth another error than that of the body
             with contextlib.suppress(OSError):
-                if not shared:
+                if keeps:
                     lock.unlink(missing_ok=True)
                 run_dir.rmdir()  # only if nothing came of it
