@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -18,7 +19,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import check_staged, open_for, parts_here, plan_for
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
-from dgl_heta.launch.local import Terminated, run_workers
+from dgl_heta.launch.local import AT_WORK, Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
 from dgl_heta.partition.graph_input import GraphInput, Reading
@@ -221,16 +222,28 @@ class TrainingJob:
                "shared": self.plan.shared and self.plan.shared.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
                "profiles": str(profiles.resolve() / PROFILES_DIR)}
-        if os.environ.get("RANK", "0") == "0":
+
+        @functools.cache  # once, when workers are at work: before that they may refuse to go on
+        def noted() -> None:
             note_start(run_dir, self.opened.name, self.plan.schema, resume)
+
+        def told(event: dict[str, Any]) -> None:
+            if event["event"] in AT_WORK:
+                noted()
+            report(event)
+
         if shared:
-            return worker.run(job, report)
-        try:
-            return run_workers(job, self.workers, run_dir, report)
-        except InputError:
-            raise
-        except HetaError as error:
-            raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
+            summary = worker.run(job, told)
+        else:
+            try:
+                summary = run_workers(job, self.workers, run_dir, told)
+            except InputError:
+                raise
+            except HetaError as error:
+                raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
+        if os.environ.get("RANK", "0") == "0":
+            noted()  # of a run that had all its epochs
+        return summary
 
     def _verified(self, store: Store) -> list[str]:
         """Compare what is read of a store with its checksums, if that is asked for; returns what
