@@ -74,6 +74,9 @@ def test_what_a_directory_holds_is_checked_with_it(store: Path, tmp_path: Path) 
     run = tmp_path / "run"
     with pytest.raises(InputError, match="there is no run to resume in"):
         check(store, run, resume=True)
+    run.mkdir()  # one that is empty is no run either: a mistyped name began a new training
+    with pytest.raises(InputError, match="there is no run to resume in"):
+        check(store, run, resume=True)
     folder = run / "checkpoints/epoch-00001"
     folder.mkdir(parents=True)
     with pytest.raises(InputError, match="holds a run already"):

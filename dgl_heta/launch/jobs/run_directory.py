@@ -19,15 +19,18 @@ FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "
 """Files that training writes, with one seed or several."""
 
 
-def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, make: bool = True
-                  ) -> Path:
+def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
+                  again: bool = False, seeds: bool = False, make: bool = True) -> Path:
     """The directory for a run, which is there afterwards, unless it is not to be made.
 
     Parameters
     ----------
     given : None for a new one in `runs/`, called after the graph's `name` and the time.
     resume : whether a run in it goes on.
+    resume : whether there must be a run in it, which goes on.
     shared : whether several workers of a scheduler use it.
+    again : whether a run that may be in it goes on.
+    seeds : whether it has a run for each of several seeds.
 
     Raises
     ------
@@ -42,9 +45,10 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
             raise InputError("under a scheduler give --run-dir: every worker must use the same one")
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_files(given)
-    if resume and not given.is_dir():
-        raise InputError(f"there is no run to resume in {given}")
-    if holds_run(given) and not resume and not shared:
+    runs = [*given.glob("seed-*")] if seeds else [given]
+    if resume and not any(map(holds_run, runs)):
+        raise InputError(f"there is no run to resume in {given}; leave --resume out to begin one")
+    if holds_run(given) and not (resume or again or shared):
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
                          "another directory")
     try:

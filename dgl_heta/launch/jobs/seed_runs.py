@@ -81,10 +81,11 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
     if is_worker():
         raise InputError("--seeds starts one training after another; under a scheduler start one "
                          "for each seed, with --set train.seed=N")
-    resume = resume or job.goes_on(run_dir, again)
+    going = job.goes_on(run_dir, again)
     given = run_dir or job.settings.run.directory
     directory = run_directory(Path(given) if given else None, job.opened.name, resume=resume,
-                              shared=False)
+                              shared=False, again=going, seeds=True)
+    resume = resume or going
     places = {seed: directory / f"seed-{seed}" for seed in seeds}
     if holds_run(directory):
         raise InputError(f"{directory} holds a run of one seed; choose another directory for "
@@ -106,8 +107,7 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
                 kept = _finished(one, seed_dir) if resume else None
                 report({"event": "note", "text": f"seed {seed}, {number} of {len(seeds)}"
                         + (": finished before" if kept is not None else "")})
-                result = kept or one.run(seed_dir, resume=resume and seed_dir.is_dir(),
-                                         report=report)
+                result = kept or one.run(seed_dir, again=resume, report=report)
                 assert result is not None
                 results[seed] = result
         except (KeyboardInterrupt, TrainingInterruptedError) as ended:

@@ -136,10 +136,10 @@ class TrainingJob:
         """
         shared = is_worker()
         self._check_workers(shared)
-        resume = resume or (not shared and self.goes_on(run_dir, again))
-        directory = self._directory(run_dir, resume, shared)
-        if shared:  # machines may have directories of their own, of which some are new
-            resume = resume or again or restarted()
+        going = not shared and self.goes_on(run_dir, again)
+        directory = self._directory(run_dir, resume, shared, going)
+        # Machines may have directories of their own, of which some are new.
+        resume = resume or going or (shared and (again or restarted()))
         with claimed(directory, shared=shared):
             try:
                 summary = self._train(directory, resume, shared, report)
@@ -188,11 +188,11 @@ class TrainingJob:
                              "continue")
         return (again or restarted()) and given is not None and Path(given).is_dir()
 
-    def _directory(self, run_dir: Path | None, resume: bool, shared: bool, make: bool = True
-                   ) -> Path:
+    def _directory(self, run_dir: Path | None, resume: bool, shared: bool, again: bool = False,
+                   make: bool = True) -> Path:
         given = run_dir or self.settings.run.directory
         return run_directory(Path(given) if given else None, self.opened.name, resume=resume,
-                             shared=shared, make=make)
+                             shared=shared, again=again, make=make)
 
     def _check_workers(self, shared: bool) -> None:
         size = int(os.environ["WORLD_SIZE"]) if shared else self.workers
