@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import IO
 
 from dgl_heta.launch.agent_host import (
     PR_SET_CHILD_SUBREAPER,
@@ -44,10 +45,14 @@ LAST_READS = 16  # of an output of a process that has ended
 
 
 class Stream:
-    """An output of a process, cut into lines."""
+    """An output of a process, cut into lines.
 
-    def __init__(self, label: str, name: str, fd: int) -> None:
-        self.label, self.name, self.fd, self.rest = label, name, fd, b""
+    It keeps the pipe open: what the process left behind may write to it after its end.
+    """
+
+    def __init__(self, label: str, name: str, pipe: IO) -> None:
+        self.label, self.name, self.pipe, self.rest = label, name, pipe, b""
+        self.fd = pipe.fileno()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The lines that are complete now; a carriage return ends one too (progress bars)."""
@@ -71,7 +76,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.requests = Stream("", "", 0)
+        self.requests = Stream("", "", sys.stdin)
         self.children: dict[int, tuple[str, subprocess.Popen, list[Stream]]] = {}  # by pid
         self.streams: set[Stream] = set()  # that have not ended
         self.ahead, self.paused = 0, False
@@ -191,7 +196,7 @@ class Agent:
             except OSError as error:
                 self.emit(event="exit", label=label, status=127, reason=str(error))
                 continue
-            streams = [Stream(label, name, pipe.fileno())
+            streams = [Stream(label, name, pipe)
                        for name, pipe in (("out", child.stdout), ("err", child.stderr)) if pipe]
             for stream in streams:
                 os.set_blocking(stream.fd, False)
@@ -212,6 +217,7 @@ class Agent:
             self.streams.discard(stream)
             if not self.paused:
                 self.selector.unregister(stream.fd)
+            stream.pipe.close()
             self.last_line(stream)
         self.pause()
         return bool(data)

@@ -29,6 +29,8 @@ EVENTS = "DGL_HETA_EVENTS"
 JOB, NEXT_JOB = "job.json", "job.next.json"
 """Files with the job of a run's workers; the second, of a run that is to go on, until they are at
 work."""
+AT_WORK = ("step", "epoch")
+"""Events by which a training is under way: its workers have refused nothing."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -113,7 +115,7 @@ class LocalWorkers(Supervisor):
             self.summary = {k: v for k, v in event.items() if k != "event"}
             self.leave_by = time.monotonic() + self.leave_s
         else:
-            if event["event"] in ("step", "epoch"):
+            if event["event"] in AT_WORK:
                 self._accepted()
             self.report(event)
 

@@ -1,15 +1,20 @@
-"""The identity of a run: what a checkpoint must share with the run that goes on from it."""
+"""The identity of a run: what a checkpoint must share with the run that goes on from it, and what
+workers must share with each other."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dgl_heta.errors import listing
+from dgl_heta._version import __version__
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.errors import InputError, listing
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sources import Auto
 from dgl_heta.settings import Settings
@@ -17,10 +22,12 @@ from dgl_heta.store import Store
 from dgl_heta.system.checksums import file_sum
 from dgl_heta.training.tasks import TrainingTask
 from dgl_heta.training.tasks.timed_seeds import seed_files
-from dgl_heta.training.worker_partition import WorkerPartition
 
-_NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
-                 "sampling_threads", "early_stopping", "metrics", "kernel"}
+if TYPE_CHECKING:
+    from dgl_heta.training.worker_partition import WorkerPartition
+
+_OF_MACHINE = {"threads", "device", "precompute_mb", "batches", "sampling_threads", "kernel"}
+_NUMBERS_STAY = {*_OF_MACHINE, "epochs", "eval_every", "early_stopping", "metrics"}
 _OF_WORKERS = ("batch_size", "global_batch_size", "trainers")
 
 
@@ -50,13 +57,7 @@ class Identity:
            sources: Collection[str] = (), kernels: Collection[str] = ()) -> Identity:
         """That of `dgl-heta train`; `sources` are all that can make batches, `kernels` all kernels.
         """
-        sections = {"task": settings.task.model_dump(), "model": settings.model.model_dump(),
-                    "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
-        if settings.task.links is not None:  # its content counts, not where it lies
-            sections["task"]["links"] = file_sum(Path(settings.task.links))[:16]
-        if settings.task.table is not None:
-            sections["task"]["table"] = [file_sum(file)[:16]
-                                         for file in seed_files(settings.task.table)]
+        sections = _sections(settings, _NUMBERS_STAY)
         if task.held_out is not None:  # what was found in the graph counts, too
             sections["task"]["reverse"] = [[*map(str, group.relations), group.undirected]
                                            for group in task.held_out.groups]
@@ -71,9 +72,7 @@ class Identity:
     def from_sections(cls, store: Store, plan: Plan, sections: dict[str, dict[str, Any]],
                       own: Mapping[str, Mapping[str, Any]]) -> Identity:
         """That of a graph, a plan and settings; `own` are those of plugins."""
-        planned = plan.to_json()
-        for entry in planned.get("ownership", ()):
-            del entry["file"]  # its content counts, not where it lies
+        planned = _planned(plan)
         sums = store.manifest.checksum
         content = [sums, planned, *sections.values()]
         if own:
@@ -105,6 +104,62 @@ class Identity:
                  *(f"other {name}" for name, value in self.follows.items()
                    if note.get(name) != value)]
         return listing(differences) if differences else ""
+
+
+def check_alike(world: Comm, store: Store, plan: Plan, settings: Settings, plugins: Plugins
+                ) -> None:
+    """Check, on all workers alike and before they exchange anything else, that they train the same:
+    each machine has files of its own, and what they send to each other may fit all the same.
+
+    Raises
+    ------
+    InputError
+        A worker has another version, graph, plan or setting than worker 0.
+    """
+    if world.size == 1:
+        return
+    own = {*plugins.providers("batch source"), *plugins.providers("aggregation kernel"),
+           *settings.run.loggers}  # which there are may depend on the machine
+    mine = {"host": platform.node(), "version": __version__, "graph": store.manifest.checksum,
+            "plan": _sum(_planned(plan)), "settings": {
+                **_sections(settings, _OF_MACHINE), "run": {"prove": settings.run.prove},
+                "cache": settings.cache.model_dump(include={"policy", "epochs"}),
+                **{f"plugins.{name}": given for name, given in settings.plugins.items()
+                   if name not in own}}}
+    first, *others = world.all_gather_json(mine, "control")
+    for rank, other in enumerate(others, 1):
+        settings_differ = [
+            f"{section}.{name} = {_short(new)} and not {_short(old)}"
+            for section in {**first["settings"], **other["settings"]}
+            for name, old, new in _changed(first["settings"].get(section, {}),
+                                           other["settings"].get(section, {}))]
+        differences = (
+            [f"dgl-heta {other['version']} and not {first['version']}"]
+            if other["version"] != first["version"] else
+            [*(f"another {name}" for name in ("graph", "plan") if other[name] != first[name]),
+             *settings_differ])
+        if differences:
+            raise InputError(f"worker {rank} (on {other['host']}) has {listing(differences)}, as "
+                             f"worker 0 (on {first['host']}) has; give all workers the same "
+                             "version, partition and settings")
+
+
+def _sections(settings: Settings, leave: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Settings of the task, the model and the training, but those of `train` to leave out."""
+    task = settings.task.model_dump()
+    if settings.task.links is not None:  # its content counts, not where it lies
+        task["links"] = file_sum(Path(settings.task.links))[:16]
+    if settings.task.table is not None:
+        task["table"] = [file_sum(file)[:16] for file in seed_files(settings.task.table)]
+    return {"task": task, "model": settings.model.model_dump(),
+            "train": settings.train.model_dump(exclude={*leave})}
+
+
+def _planned(plan: Plan) -> dict[str, Any]:
+    planned = plan.to_json()
+    for entry in planned.get("ownership", ()):
+        del entry["file"]  # its content counts, not where it lies
+    return planned
 
 
 def _of_any_workers(settings: Mapping[str, Any], workers: int) -> dict[str, Any]:

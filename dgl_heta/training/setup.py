@@ -65,7 +65,7 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     task, spec, provider = check(store, plan, settings, plugins)
     wrapper: ModuleWrapper = plugins.get("module wrapper", train.wrapper)
     plan = with_trainers(wrapper.plan(plan), train.trainers)
-    workers = join(plan, settings)
+    workers = join(store, plan, settings, plugins)
     use_kernel(plugins.kernel(train.kernel, gpu=workers.device.type == "cuda"))
     source = batch_source(plugins, train.batches, plan, workers.device)
     if wrapper.uneven_steps:

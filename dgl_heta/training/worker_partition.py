@@ -37,6 +37,7 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training.device import SHARED, choose_device
+from dgl_heta.training.resumed_identity import check_alike
 from dgl_heta.training.tasks import (
     SPLITS,
     LinkPrediction,
@@ -247,8 +248,8 @@ def local_workers() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def join(plan: Plan, settings: Settings) -> Workers:
-    """Meet the other workers, and form the plan's groups."""
+def join(store: Store, plan: Plan, settings: Settings, plugins: Plugins) -> Workers:
+    """Meet the other workers, who must train the same, and form the plan's groups."""
     train = settings.train
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size != plan.num_parts:
@@ -258,6 +259,7 @@ def join(plan: Plan, settings: Settings) -> Workers:
     torch.set_num_threads(train.threads or own_cores())
     init_workers("gloo", settings.run.timeout_s)
     training, sampling = Traffic(), Traffic()
+    check_alike(everyone(training), store, plan, settings, plugins)
     device = choose_device(train.device, everyone(training))
     if device.type == "cuda" and not train.threads:
         # What is left to CPUs then is short: of more threads all but one would wait for it busily

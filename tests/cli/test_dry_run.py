@@ -60,8 +60,21 @@ def test_a_graph_that_is_no_store_yet_is_read_as_a_whole(heta, tmp_path, monkeyp
     assert tree(tmp_path) == before
 
 
+def test_a_run_that_goes_on_says_that_it_has_a_copy_of_the_graph(tmp_path, caplog) -> None:
+    """Who mended the files' labels saw scores that are still of the labels before."""
+    files, run = edge_files(tmp_path / "files"), tmp_path / "run"
+    job = TrainingJob.prepare(str(files), None, SETTINGS, plugins())
+    store = job.checked_store(run, False, False).directory
+    assert "the copy of" not in caplog.text
+    job.checked_store(run, True, False)
+    assert f"goes on with the copy of {files} in {store}, made before" in caplog.text
+
+
 def test_what_a_directory_holds_is_checked_with_it(store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    with pytest.raises(InputError, match="there is no run to resume in"):
+        check(store, run, resume=True)
+    run.mkdir()  # one that is empty is no run either: a mistyped name began a new training
     with pytest.raises(InputError, match="there is no run to resume in"):
         check(store, run, resume=True)
     folder = run / "checkpoints/epoch-00001"

@@ -70,6 +70,8 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
             r"1 of 2 seeds is finished and epochs 1 to \d+ of seed 5 are saved: go on .*--resume "
             rf"--run-dir {out}$")):
         train_seeds(job, [3, 5], out, report=stop)
+    with pytest.raises(InputError, match="there is no run to resume in"):  # they are of seeds
+        job.run(out, resume=True)
     first = (out / "seed-3" / "summary.json").read_bytes()
     command = ("train", tmp_path / "store", "--seeds", "3,5", "--run-dir", out,
                *(word for setting in SETTINGS for word in ("--set", setting)))
@@ -86,6 +88,11 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
     again = heta(*command, "--resume")  # all are finished
     assert "seed 5" in again.out
     assert "seed 5, 2 of 2: finished before" in again.err
+    write_store(academic(papers=40), tmp_path / "other")
+    other = heta(command[0], tmp_path / "other", *command[2:], "--resume")
+    assert other.status == 2
+    assert "seed-3 was made with another graph; resume with the same" in other.err
+    assert (out / "seed-3" / "summary.json").read_bytes() == first
     shown = heta("report", out, "--json").json
     assert [run["run"] for run in shown["runs"]] == ["seed-3", "seed-5"]
     assert not (out / ".lock").exists()

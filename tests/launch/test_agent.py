@@ -76,6 +76,23 @@ def test_a_killed_agent_leaves_no_process_and_the_next_one_no_directory(tmp_path
         assert not directory.exists()
 
 
+def test_what_a_process_left_behind_writes_after_its_end_is_passed_on(tmp_path: Path) -> None:
+    """Much of it, too: the agent then leaves it in its pipe until the launcher has printed."""
+    with agent(tmp_path) as running:
+        ask(running, **PREPARE)
+        event(running)
+        late = f"while [ ! -e go ]; do sleep 0.1; done; head -c {3 << 20} /dev/zero | tr '\\0' x"
+        ask(running, do="start", processes=[{"label": "trainer", "environment": {}, "command": [
+            "sh", "-c", f"(cd {tmp_path}; {late}) & echo first"]}])
+        assert [event(running).get(key) for key in ("text", "event")] == ["first", "exit"]
+        (tmp_path / "go").touch()
+        size = 0
+        while size < 3 << 20:
+            text = str(event(running)["text"])
+            size += len(text)
+            ask(running, do="shown", size=len(text) + 1)
+
+
 HOLDS = """
 import mmap, os, sys, time
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

@@ -111,6 +111,25 @@ def test_files_of_others_and_a_link_to_the_directory_itself_are_nobodys_business
     assert [x.name for x in (tmp_path / "run").iterdir()] == ["notes"]
 
 
+def test_a_second_job_of_a_scheduler_is_refused_at_its_first_worker(tmp_path, monkeypatch) -> None:
+    """Both wrote metrics.jsonl, and dropped each other's checkpoints. What is started again comes
+    after its worker 0 has ended, however it did."""
+    monkeypatch.setenv("RANK", "0")
+    run = tmp_path / "run"
+    run.mkdir()
+    with claimed(run, shared=True):
+        with pytest.raises(InputError, match="another command is training in"), claimed(
+                run, shared=True):
+            pytest.fail("two have it")
+        monkeypatch.setenv("RANK", "1")
+        with claimed(run, shared=True):
+            pass
+    run.mkdir()
+    monkeypatch.setenv("RANK", "0")
+    with claimed(run, shared=True):
+        assert [x.name for x in run.iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EIO, errno.EACCES])
 def test_a_lock_that_fails_for_another_reason_says_it(tmp_path, monkeypatch, code) -> None:
     def fail(file: object, how: int) -> None:
@@ -120,6 +139,9 @@ def test_a_lock_that_fails_for_another_reason_says_it(tmp_path, monkeypatch, cod
     with pytest.raises(HetaError, match=rf"cannot lock .*\.lock: {os.strerror(code)}"), claimed(
             tmp_path, shared=False):
         pytest.fail("it was taken")
+    monkeypatch.setenv("RANK", "0")
+    with claimed(tmp_path, shared=True):  # a disk of a cluster may have none
+        pass
 
 
 def test_where_the_lock_cannot_be_removed_the_error_of_the_run_stays(tmp_path, monkeypatch) -> None:

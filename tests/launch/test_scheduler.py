@@ -110,3 +110,42 @@ def test_workers_that_do_not_fit_the_plan_are_one_line_before_training(tmp_path:
     assert done.stderr == ("error: 7 workers of a scheduler (WORLD_SIZE) for 2 partitions with "
                            "1 trainer each; start 2\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph in two partitions, `new`, and what it was before its labels were mended, `old`."""
+    place = tmp_path_factory.mktemp("partitions")
+    for name in ("new", "old"):
+        graph = academic()
+        if name == "old":
+            graph.node_arrays["paper"]["label"] = graph.node_arrays["paper"]["label"][::-1].copy()
+        write_store(graph, place / f"{name}-store")
+        store = Store(place / f"{name}-store")
+        write_partition(store, make_plan(store.schema, "paper", 2, 2), place / name)
+    return place
+
+
+@pytest.mark.parametrize(("first", "other", "says"), [
+    ([], ["new", "--set", "train.lr=0.5"], "has train.lr = 0.5 and not 0.01, as worker 0 (on "),
+    ([], ["new", "--set", "run.prove=off"], 'has run.prove = "off" and not "auto", as worker 0'),
+    ([], ["old"], "has another graph, as worker 0"),
+    (["--set", "train.threads=1"], ["new", "--set", "train.sampling_threads=1"], "")],
+    ids=["setting", "proof", "graph", "of a machine"])
+def test_workers_that_would_train_something_else_than_the_first_are_refused(
+        partitions: Path, tmp_path: Path, first: list[str], other: list[str], says: str) -> None:
+    """An old copy of the partition on one machine, or another heta.toml, gave a mixed model."""
+    words = [["new", *first], other]
+    workers = [subprocess.Popen(
+        [warm.python(), "-m", "dgl_heta", "train", str(partitions / graph), "--run-dir",
+         str(tmp_path / "run"), "--set", "train.epochs=1", *more], text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+             "LOCAL_WORLD_SIZE": "2", "DGL_HETA_RENDEZVOUS": str(tmp_path / "meeting")})
+        for rank, (graph, *more) in enumerate(words)]
+    said = [worker.communicate(timeout=PATIENCE)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == ([2, 2] if says else [0, 0]), said
+    for text in said if says else ():
+        assert "error: worker 1 (on " in text
+        assert says in text
+    assert (tmp_path / "run" / "model.json").exists() == (not says)

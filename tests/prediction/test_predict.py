@@ -47,6 +47,14 @@ def trained(store: Path, run_dir: Path, *more: str) -> Path:
     return shutil.copytree(_trained(store, more), run_dir)
 
 
+def test_a_run_that_did_not_end_is_not_predicted_with(store: Path, tmp_path: Path) -> None:
+    """Going on with a run removes its summary at once, and model.json only at its end."""
+    run = trained(store, tmp_path / "run")
+    (run / "summary.json").unlink()
+    with pytest.raises(InputError, match=f"{run} did not end; .*--resume --run-dir {run}"):
+        PredictionJob(run, tmp_path / "p.npy").run(Plugins(guests=False))
+
+
 @cache
 def _trained(store: Path, more: tuple[str, ...]) -> Path:
     run_dir = store.with_name("-".join(["run", *more]))

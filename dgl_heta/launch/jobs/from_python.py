@@ -110,7 +110,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     assert store is not None
     plan = with_trainers(registry.get("module wrapper", train.wrapper).plan(plan), train.trainers)
     registry.kernel(train.kernel, gpu=False)  # an unknown one is an error before workers meet
-    met = join(plan, chosen)
+    met = join(store, plan, chosen, registry)
     use_kernel(registry.kernel(train.kernel, gpu=met.device.type == "cuda"))
     source = batch_source(registry, train.batches, plan, met.device)
     part = Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met))

@@ -19,15 +19,18 @@ FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "
 """Files that training writes, with one seed or several."""
 
 
-def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, make: bool = True
-                  ) -> Path:
+def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
+                  again: bool = False, seeds: bool = False, make: bool = True) -> Path:
     """The directory for a run, which is there afterwards, unless it is not to be made.
 
     Parameters
     ----------
     given : None for a new one in `runs/`, called after the graph's `name` and the time.
     resume : whether a run in it goes on.
+    resume : whether there must be a run in it, which goes on.
     shared : whether several workers of a scheduler use it.
+    again : whether a run that may be in it goes on.
+    seeds : whether it has a run for each of several seeds.
 
     Raises
     ------
@@ -42,9 +45,10 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
             raise InputError("under a scheduler give --run-dir: every worker must use the same one")
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_files(given)
-    if resume and not given.is_dir():
-        raise InputError(f"there is no run to resume in {given}")
-    if holds_run(given) and not resume and not shared:
+    runs = [*given.glob("seed-*")] if seeds else [given]
+    if resume and not any(map(holds_run, runs)):
+        raise InputError(f"there is no run to resume in {given}; leave --resume out to begin one")
+    if holds_run(given) and not (resume or again or shared):
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
                          "another directory")
     try:
@@ -78,7 +82,8 @@ def check_files(run_dir: Path) -> None:
 def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
     """Keep a run directory to one command, and leave none behind that is empty.
 
-    Workers of a scheduler share theirs; the training loop checks it for all of them.
+    Of a scheduler's workers, which share theirs, worker 0 keeps it from those of another job; where
+    the file system has no locks, nobody does.
 
     Raises
     ------
@@ -88,8 +93,9 @@ def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
         It cannot be locked.
     """
     lock = run_dir / ".lock"
+    keeps = not shared or os.environ.get("RANK", "0") == "0"
     with contextlib.ExitStack() as stack:
-        if not shared:
+        if keeps:
             try:
                 file = stack.enter_context(open(lock, "a", opener=plainly))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,11 +103,12 @@ def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
                 raise InputError(f"another command is training in {run_dir}; choose another "
                                  "directory") from None
             except OSError as error:
-                raise HetaError(f"cannot lock {lock}: {error.strerror or error}") from None
+                if not shared:
+                    raise HetaError(f"cannot lock {lock}: {error.strerror or error}") from None
         try:
             yield
         finally:  # what cannot be removed by now is not worth another error than that of the body
             with contextlib.suppress(OSError):
-                if not shared:
+                if keeps:
                     lock.unlink(missing_ok=True)
                 run_dir.rmdir()  # only if nothing came of it

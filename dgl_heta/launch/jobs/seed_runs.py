@@ -12,6 +12,7 @@ from typing import Any
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.launch.jobs.run_directory import claimed, holds_run, run_directory
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob, TrainingResult
+from dgl_heta.launch.local import JOB
 from dgl_heta.launch.scheduler import is_worker
 from dgl_heta.system.checksums import read_signed
 
@@ -80,10 +81,11 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
     if is_worker():
         raise InputError("--seeds starts one training after another; under a scheduler start one "
                          "for each seed, with --set train.seed=N")
-    resume = resume or job.goes_on(run_dir, again)
+    going = job.goes_on(run_dir, again)
     given = run_dir or job.settings.run.directory
     directory = run_directory(Path(given) if given else None, job.opened.name, resume=resume,
-                              shared=False)
+                              shared=False, again=going, seeds=True)
+    resume = resume or going
     places = {seed: directory / f"seed-{seed}" for seed in seeds}
     if holds_run(directory):
         raise InputError(f"{directory} holds a run of one seed; choose another directory for "
@@ -105,8 +107,7 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
                 kept = _finished(one, seed_dir) if resume else None
                 report({"event": "note", "text": f"seed {seed}, {number} of {len(seeds)}"
                         + (": finished before" if kept is not None else "")})
-                result = kept or one.run(seed_dir, resume=resume and seed_dir.is_dir(),
-                                         report=report)
+                result = kept or one.run(seed_dir, again=resume, report=report)
                 assert result is not None
                 results[seed] = result
         except (KeyboardInterrupt, TrainingInterruptedError) as ended:
@@ -121,16 +122,21 @@ def _with_seed(job: TrainingJob, seed: int) -> TrainingJob:
 
 
 def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
-    """Return the result of a training that came to its end with these settings, or None."""
+    """Return the result of a training that came to its end with this graph, plan and settings, or
+    None: whether it can go on with these is for its checkpoint to say."""
     result = TrainingResult(run_dir, {}, run_dir / "report.html")
     file = run_dir / "summary.json"
-    if not (file.exists() and result.report.exists() and result.model.exists()):
+    if not all(path.exists() for path in (file, run_dir / JOB, result.report, result.model)):
         return None
     summary = read_signed(file, "remove it, and resume the run to write it again")
+    of = read_signed(run_dir / JOB, "resume the run to write it again")
+    assert job.opened.store is not None
+    graph, plan = job.opened.store.manifest.checksum, json.loads(json.dumps(job.plan.to_json()))
     asked, had = json.loads(json.dumps(job.settings.model_dump())), summary.get("settings", {})
     if asked["cache"]["policy"] == "auto":  # a run records what that came to
         asked["cache"]["policy"] = had.get("cache", {}).get("policy")
-    return replace(result, summary=summary) if asked == had else None
+    same = (asked, graph, plan) == (had, of.get("graph"), of.get("plan"))
+    return replace(result, summary=summary) if same else None
 
 
 def _saved(job: TrainingJob, directory: Path, finished: int, seeds: Sequence[int], seed: int

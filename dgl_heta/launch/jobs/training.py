@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -17,7 +19,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import check_staged, open_for, parts_here, plan_for
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
-from dgl_heta.launch.local import Terminated, run_workers
+from dgl_heta.launch.local import AT_WORK, Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
 from dgl_heta.partition.graph_input import GraphInput, Reading
@@ -36,6 +38,7 @@ from dgl_heta.training.checkpoint_files import check_checkpoints, saved_position
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
+log = logging.getLogger("dgl_heta")
 
 
 class TrainingInterruptedError(HetaError):
@@ -133,10 +136,10 @@ class TrainingJob:
         """
         shared = is_worker()
         self._check_workers(shared)
-        resume = resume or (not shared and self.goes_on(run_dir, again))
-        directory = self._directory(run_dir, resume, shared)
-        if shared:  # machines may have directories of their own, of which some are new
-            resume = resume or again or restarted()
+        going = not shared and self.goes_on(run_dir, again)
+        directory = self._directory(run_dir, resume, shared, going)
+        # Machines may have directories of their own, of which some are new.
+        resume = resume or going or (shared and (again or restarted()))
         with claimed(directory, shared=shared):
             try:
                 summary = self._train(directory, resume, shared, report)
@@ -185,11 +188,11 @@ class TrainingJob:
                              "continue")
         return (again or restarted()) and given is not None and Path(given).is_dir()
 
-    def _directory(self, run_dir: Path | None, resume: bool, shared: bool, make: bool = True
-                   ) -> Path:
+    def _directory(self, run_dir: Path | None, resume: bool, shared: bool, again: bool = False,
+                   make: bool = True) -> Path:
         given = run_dir or self.settings.run.directory
         return run_directory(Path(given) if given else None, self.opened.name, resume=resume,
-                             shared=shared, make=make)
+                             shared=shared, again=again, make=make)
 
     def _check_workers(self, shared: bool) -> None:
         size = int(os.environ["WORLD_SIZE"]) if shared else self.workers
@@ -219,16 +222,28 @@ class TrainingJob:
                "shared": self.plan.shared and self.plan.shared.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
                "profiles": str(profiles.resolve() / PROFILES_DIR)}
-        if os.environ.get("RANK", "0") == "0":
+
+        @functools.cache  # once, when workers are at work: before that they may refuse to go on
+        def noted() -> None:
             note_start(run_dir, self.opened.name, self.plan.schema, resume)
+
+        def told(event: dict[str, Any]) -> None:
+            if event["event"] in AT_WORK:
+                noted()
+            report(event)
+
         if shared:
-            return worker.run(job, report)
-        try:
-            return run_workers(job, self.workers, run_dir, report)
-        except InputError:
-            raise
-        except HetaError as error:
-            raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
+            summary = worker.run(job, told)
+        else:
+            try:
+                summary = run_workers(job, self.workers, run_dir, told)
+            except InputError:
+                raise
+            except HetaError as error:
+                raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
+        if os.environ.get("RANK", "0") == "0":
+            noted()  # of a run that had all its epochs
+        return summary
 
     def _verified(self, store: Store) -> list[str]:
         """Compare what is read of a store with its checksums, if that is asked for; returns what
@@ -270,7 +285,11 @@ class TrainingJob:
                              f"one with `dgl-heta partition {self.graph} --out DIR`")
         assert self.opened.source is not None
         path = run_dir / "store"
-        if not (resume and Store.is_store(path)):
+        if resume and Store.is_store(path):
+            log.warning("the run goes on with the copy of %s in %s, made before: changes of it "
+                        "since do not count; train in a new run directory for them",
+                        self.graph, path)
+        else:
             self.opened.check_seeds(self.plan.targets)
             write_store(self.opened.source, path, overwrite=True)
             self.opened.write_seeds()
