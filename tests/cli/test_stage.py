@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dgl_heta.store import Store
+from tests.support.command_line import refused
 
 
 @pytest.fixture
@@ -74,3 +75,14 @@ def test_what_to_stage_is_checked(heta, partition: Path, tmp_path: Path, words: 
     done = heta("stage", partition, "--to", tmp_path / "out", "--dry-run", *words)
     assert done.status == (2 if told else 0)
     assert re.search(told, done.err)
+
+
+def test_two_addresses_of_this_machine_are_refused_and_ports_are_not_of_ssh(
+        heta, partition: Path, tmp_path: Path) -> None:
+    """--overwrite left the partition of the last line alone."""
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("127.0.0.1\n127.0.0.2\n")
+    words = ("stage", partition, "--hosts", hosts, "--to", tmp_path / "out", "--dry-run")
+    refused(heta(*words), r"host0 \(127.0.0.1\) and host1 \(127.0.0.2\) are this machine")
+    hosts.write_text("192.0.2.1 2222\n192.0.2.2\n")
+    assert "are for DistDGL; ssh goes by --ssh-port" in heta(*words).err
