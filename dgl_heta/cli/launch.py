@@ -137,12 +137,17 @@ class ProcessOptions:
                      self.num_server_threads, threads, self.graph_format, self._variables())
 
     def _variables(self) -> dict[str, str]:
+        from dgl_heta.settings import setting_variables
+
         variables = {}
         for text in self.env:
             name, equals, value = text.partition("=")
             if not name:
                 raise InputError(f"--env {text}: write NAME=VALUE, or NAME for the variable of "
                                  "this command")
+            if setting_variables([name]):
+                raise InputError(f"--env {name}: it is a setting; give it to this command, as "
+                                 f"{name}=… dgl-heta launch, or by --set")
             if not equals and name not in os.environ:
                 raise InputError(f"--env {name}: there is no variable {name} here; set it, or "
                                  f"write {name}=VALUE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -113,6 +114,8 @@ def manifest(
                "no effect on a Dockerfile")
         print(DOCKERFILE, end="")
         return
+    from dgl_heta.settings import ENV_PREFIX, setting_variables
+
     if partition is None or run_dir is None:
         raise InputError(f"a job for {kind.value} needs PARTITION and --run-dir, at their paths on "
                          "every machine")
@@ -122,9 +125,13 @@ def manifest(
         raise InputError(f"--nodes is {nodes}, which does not divide the "
                          f"{several(workers, 'worker')} of {several(count, 'partition')}")
     common = {"name": _name(partition), "nodes": nodes, "per_node": workers // nodes}
+    # What the environment says here, it does not say there.
+    config = source.config or os.environ.get("DGL_HETA_CONFIG")
+    overrides = [*(f"{name.removeprefix(ENV_PREFIX).lower().replace('__', '.')}={os.environ[name]}"
+                   for name in setting_variables(os.environ)), *source.overrides]
     words = ["train", str(partition), "--run-dir", str(run_dir), "--auto-resume",
-             *(["-c", str(source.config)] if source.config else []),
-             *(word for value in source.overrides for word in ("--set", value))]
+             *(["-c", str(config)] if config else []),
+             *(word for value in overrides for word in ("--set", value))]
     if kind is Kind.slurm:
         refuse({"--image": image}, "no effect on a job of SLURM")
         print(SLURM.format(**common, command=shlex.join(["dgl-heta", *words]),

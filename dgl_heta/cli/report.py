@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Overwrite
-from dgl_heta.errors import InputError
-from dgl_heta.report.console import out, print_json
+from dgl_heta.errors import InputError, several
+from dgl_heta.report.console import note, out, print_json
 
 app = typer.Typer()
 
@@ -56,5 +56,9 @@ def report(
     (only, *more) = comparison.runs.values()
     out.print(comparison_table(comparison) if more else
               summary_table(only.summary, () if only.summary else only.epochs))
+    for run, read in zip(runs, comparison.runs.values()):
+        if not read.summary:
+            note(f"{run} has not ended: its figures are of "
+                 f"{several(len(read.epochs), 'finished epoch')}")
     if page is not None:
         out.print(f"Report: {escape(str(page))}", highlight=False, soft_wrap=True)

@@ -12,7 +12,8 @@ import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Overwrite, SshOptions, grouped, refuse
-from dgl_heta.report.console import out, print_json, progress, table
+from dgl_heta.errors import InputError
+from dgl_heta.report.console import note, out, print_json, progress, table
 
 if TYPE_CHECKING:
     from dgl_heta.launch.cluster import Host
@@ -93,7 +94,8 @@ def stage(
 def _planned(opened: OpenedPartition, to: Path, machines: MachineOptions, part: list[int] | None,
              also: list[str]) -> list[_Each]:
     """Decide which partitions each machine gets."""
-    from dgl_heta.launch.cluster import read_ip_config
+    from dgl_heta.launch.cluster import DGL_PORT, read_ip_config
+    from dgl_heta.launch.remote import is_this_machine
     from dgl_heta.launch.sending import parts_of_hosts
     from dgl_heta.partition.staging import Staging
 
@@ -105,6 +107,12 @@ def _planned(opened: OpenedPartition, to: Path, machines: MachineOptions, part: 
     refuse({"--part": part}, "no effect with --hosts, whose order says who runs what; leave one "
            "of them out")
     hosts = read_ip_config(machines.hosts)
+    here = [str(host) for host in hosts if is_this_machine(host.address)]
+    if len(here) > 1:
+        raise InputError(f"{' and '.join(here)} are this machine, on which {to} would be written "
+                         "twice, each with other partitions; list a machine once")
+    if any(host.port != DGL_PORT for host in hosts):
+        note(f"the ports in {machines.hosts} are for DistDGL; ssh goes by --ssh-port")
     return [_Each(Staging.of(opened, group, also), to.absolute(), host)
             for host, group in zip(hosts, parts_of_hosts(opened.plan.num_parts, hosts))]
 

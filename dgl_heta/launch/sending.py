@@ -7,6 +7,7 @@ in a working directory until all checksums agree (:mod:`dgl_heta.partition.stagi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -31,7 +32,7 @@ from dgl_heta.system.signals import leave_on_signals
 
 AT_ONCE = 8  # hosts
 ANSWER_S = 120.0  # for a host that was reached to say what it has
-RECEIVER = ["dgl_heta.launch.receiving"]
+RECEIVER = "dgl_heta.launch.receiving"
 SILENT_S = 600  # without a byte from or to a host
 
 
@@ -107,7 +108,7 @@ class Sender:
         report(host, "asking")
         told = {"overwrite": self.overwrite, "staged": staging.staged.to_json(sums=False)}
         # With overwrite it compares the files that it has, however many these are.
-        answer = self._call(host, [*RECEIVER, "ask", str(self.out)], told,
+        answer = self._call(host, "ask", told,
                             None if self.overwrite else self.ssh.timeout + ANSWER_S)
         if answer["version"] != __version__:
             raise InputError(f"{host} has dgl-heta {answer['version']}, this machine "
@@ -122,7 +123,8 @@ class Sender:
                             f"be, but {staging.staged} need {staging.bytes:,}; nothing was sent")
         if is_remote(staging.source):
             report(host, "reading")
-            self._call(host, self._stage_there(staging))
+            self._call(host, "stage", {**told, "source": staging.source, "also": [*staging.also],
+                                       "parts": [*staging.staged.parts]})
             return True
         with scratch_directory(None, "dgl-heta-stage") as scratch:
             try:
@@ -133,16 +135,8 @@ class Sender:
             report(host, "sending")
             self._rsync(host, scratch)
         report(host, "comparing")
-        self._call(host, [*RECEIVER, "finish", str(self.out)], told)
+        self._call(host, "finish", told)
         return True
-
-    def _stage_there(self, staging: Staging) -> list[str]:
-        """The command by which a host stages from object storage, with its own keys."""
-        options = [("--part", str(part)) for part in staging.staged.parts]
-        options += [("--also", name) for name in staging.also]
-        return ["dgl_heta", "stage", staging.source, "--to", str(self.out), "--json",
-                *(word for option in options for word in option),
-                *["--overwrite"] * self.overwrite]
 
     def _rsync(self, host: Host, directory: Path) -> None:
         work = working_directory(self.out)
@@ -152,8 +146,7 @@ class Sender:
         done = self._run(
             ["rsync", "-rtL", "-s", "--partial", "--sparse", f"--timeout={SILENT_S}",
              "-e", shlex.join(self.ssh.program), "--rsync-path", receiver,
-             f"{directory}/", f"{host.destination}:{work}/"],
-            "")
+             f"{directory}/", f"{host.destination}:{work}/"])
         complaints = done.stderr.splitlines()
         if done.returncode == 255:
             raise HetaError(f"{host}: {self.ssh.explained(host, complaints)}")
@@ -162,12 +155,14 @@ class Sender:
             raise HetaError(f"{host}: rsync ended with status {done.returncode}: {first}; what "
                             f"arrived stays in {work} there, and the same command goes on with it")
 
-    def _call(self, host: Host, module: list[str], told: dict[str, Any] | None = None,
-              limit: float | None = None) -> dict[str, Any]:
-        """Run a module of dgl-heta there, for so many seconds at most; returns its answer."""
-        command = shlex.join([self.python, "-m", *module])
+    def _call(self, host: Host, what: str, told: dict[str, Any], limit: float | None = None
+              ) -> dict[str, Any]:
+        """Let the receiver there do something, for so many seconds at most; returns its answer."""
+        command = shlex.join([self.python, "-m", RECEIVER, what, str(self.out)])
         try:
-            done = self._run(self.ssh.command(host, command), json.dumps(told), limit)
+            # Another version may wait for the end of what it is told before it says that it is one.
+            done = self._run(self.ssh.command(host, command), json.dumps(told) + "\n", limit,
+                             keep=what != "ask")
         except subprocess.TimeoutExpired:
             raise HetaError(f"{host} did not answer within {limit:g} s; is its disk slow, or does "
                             "its login wait for something? nothing was sent") from None
@@ -184,18 +179,32 @@ class Sender:
                              "(--python)")
         raise HetaError(f"{host}: {self.ssh.explained(host, complaints)}")
 
-    def _run(self, words: list[str], told: str, limit: float | None = None
-             ) -> subprocess.CompletedProcess[str]:
-        """Run a program that is told something; it ends with this process, or after the limit."""
+    def _run(self, words: list[str], told: str = "", limit: float | None = None,
+             keep: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run a program that is told something; it ends with this process, or after the limit.
+
+        Parameters
+        ----------
+        keep : its input stays open until it has ended, or this process has.
+        """
         child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True, errors="replace")
         self._running.add(child)
         if self._ended.is_set():  # meanwhile
             child.terminate()
+        told_by = child.stdin
         try:
-            out, complaints = child.communicate(told, limit)
+            if keep and told_by is not None:
+                with contextlib.suppress(BrokenPipeError):  # ssh has ended, and says why
+                    told_by.write(told)
+                    told_by.flush()
+                child.stdin = None  # which is not communicate's to close
+            out, complaints = child.communicate(None if keep else told, limit)
         finally:
             self._running.discard(child)
             child.kill()  # if it has not ended
             child.wait()
+            if keep and told_by is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    told_by.close()
         return subprocess.CompletedProcess(words, child.returncode, out, complaints)

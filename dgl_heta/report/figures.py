@@ -32,25 +32,26 @@ class Figures:
 
 def main_figures(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]] = ()) -> Figures:
     last = epochs[-1] if epochs else {}
+    steady = epochs[1:] or epochs  # the first one compiles and warms up, as for a summary
     scores = {}
     for key, name in (("test_acc", "test"), ("val_acc", "validation"), ("train_acc", "training")):
         value = as_number(summary.get(key))
         value = as_number(last.get(key)) if value is None else value
         if value is not None:
             scores[name] = value
-    metric = summary.get("metric")
-    stages = as_numbers(summary.get("stages"), STAGES) or _mean(epochs, "seconds", STAGES)
-    causes = as_numbers(summary.get("bytes"), CAUSES) or _mean(epochs, "bytes_sent", CAUSES)
+    metric = summary.get("metric", "accuracy" if summary else "score")
+    stages = as_numbers(summary.get("stages"), STAGES) or _mean(steady, "seconds", STAGES)
+    causes = as_numbers(summary.get("bytes"), CAUSES) or _mean(steady, "bytes_sent", CAUSES)
     seconds = total_of(stages, summary.get("epoch_seconds"),
                        as_mapping(summary.get("stages")).get("total"),
-                       _mean_total(epochs, "seconds"))
+                       _mean_total(steady, "seconds"))
     sent = total_of(causes, summary.get("bytes_sent_per_epoch"),
                     as_mapping(summary.get("bytes")).get("total"),
-                    _mean_total(epochs, "bytes_sent"))
+                    _mean_total(steady, "bytes_sent"))
     peaks = [n for source in (summary, *epochs)
              if (n := as_number(source.get("peak_rss_mb"))) is not None]
     memory = as_number(summary.get("peak_rss_mb"))
-    return Figures(scores, metric if isinstance(metric, str) else "accuracy",
+    return Figures(scores, metric if isinstance(metric, str) else "score",
                    with_other(stages, seconds), seconds, with_other(causes, sent), sent,
                    max(peaks, default=None) if memory is None else memory,
                    _ahead(as_mapping(summary.get("ahead", last.get("ahead")))))

@@ -22,8 +22,8 @@ PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DG
                    "DGL_HETA_READS", "DGL_HETA_MEETING", "DGL_HETA_MACHINE", "DGL_HETA_EVENTS")
 
 
-def setting_variables(environ: Mapping[str, str]) -> list[str]:
-    """The variables of an environment that are settings."""
+def setting_variables(environ: Iterable[str]) -> list[str]:
+    """The variables of an environment, or of such names, that are settings."""
     return sorted(name for name in environ
                   if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES)
 

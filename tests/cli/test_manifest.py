@@ -48,6 +48,12 @@ def test_a_job_of_slurm_has_a_task_for_each_trainer_and_the_words_as_they_were_g
         *SETTINGS, "--set", "train.trainers=3"]
 
 
+def test_settings_of_the_environment_are_in_the_job(parts: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("DGL_HETA_TRAIN__LR", "0.5")
+    _, text, _ = printed(capsys, monkeypatch, "slurm", parts, "--run-dir", "/r", *SETTINGS)
+    assert " --set train.lr=0.5 " in text
+
+
 def test_a_job_of_kubernetes_is_a_trainjob(parts: Path, capsys, monkeypatch) -> None:
     """By the models that Kubeflow Trainer makes from the schema of its API: what they do not know,
     they drop."""

@@ -12,6 +12,7 @@ from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.jobs.training import TrainingJob
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from tests.support.command_line import refused
 
 
 @pytest.fixture
@@ -80,6 +81,7 @@ def test_what_to_stage_is_checked(heta, partition: Path, tmp_path: Path, words: 
     assert re.search(told, done.err)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("setting", ["partition.shared=rows", "train.learnable=replica"])
 def test_what_others_were_to_run_is_not_run_by_a_staged_part(
         heta, lopsided, tmp_path, monkeypatch, setting):
@@ -93,3 +95,14 @@ def test_what_others_were_to_run_is_not_run_by_a_staged_part(
     words = f"was to run relation 't3 e3 t1', but {setting.replace('=', ' = ')}"
     with pytest.raises(InputError, match=words):
         TrainingJob.prepare(part, None, [setting], plugins())
+=======
+def test_two_addresses_of_this_machine_are_refused_and_ports_are_not_of_ssh(
+        heta, partition: Path, tmp_path: Path) -> None:
+    """--overwrite left the partition of the last line alone."""
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("127.0.0.1\n127.0.0.2\n")
+    words = ("stage", partition, "--hosts", hosts, "--to", tmp_path / "out", "--dry-run")
+    refused(heta(*words), r"host0 \(127.0.0.1\) and host1 \(127.0.0.2\) are this machine")
+    hosts.write_text("192.0.2.1 2222\n192.0.2.2\n")
+    assert "are for DistDGL; ssh goes by --ssh-port" in heta(*words).err
+>>>>>>> runs

@@ -23,6 +23,8 @@ from tests.support.launching import PRINT
     (["--hosts", 2, "--rate", "0gbit"], "--rate 0gbit: the rate must be more than 0"),
     (["--hosts", 2, "--env", "=x"], "--env =x: write NAME=VALUE, or NAME for the variable of this"),
     (["--hosts", 2, "--env", "NO_NAME"], "--env NO_NAME: there is no variable NO_NAME here"),
+    (["--hosts", 2, "--env", "DGL_HETA_CACHE__POLICY=x"],  # which did nothing
+     "--env DGL_HETA_CACHE__POLICY: it is a setting; give it to this command"),
     (["--hosts", 2, "--json-file", "none/x.json"], "--json-file none/x.json: there is no direc"),
     (["--hosts", 2, "--json-file", "."], "--json-file . cannot be written; name another file"),
     (["--hosts", 2, "--workdir", "nowhere"], "nowhere (--workdir)"),

@@ -7,6 +7,8 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -216,3 +218,23 @@ def test_nothing_goes_on_when_staging_is_ended(place, partition, disk, tmp_path)
     _, said = staging.communicate(timeout=PATIENCE)
     assert staging.returncode == 143, said
     assert until(lambda: not Path(f"/proc/{told.read_text().strip()}").exists())
+
+
+def test_a_host_that_reads_object_storage_ends_with_who_asked_it(tmp_path: Path) -> None:
+    """ssh that is ended leaves there what it has started: it read on, into a busy directory."""
+    pytest.importorskip("s3fs")
+    with socket.create_server(("127.0.0.1", 0)) as storage:  # which does not answer
+        told = {"source": "s3://bucket/graph", "parts": [0], "also": [], "overwrite": False}
+        reader = subprocess.Popen(
+            [sys.executable, "-m", "dgl_heta.launch.receiving", "stage", tmp_path / "graph"],
+            stdin=subprocess.PIPE, text=True, env={
+                **os.environ, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{storage.getsockname()[1]}"})
+        assert reader.stdin is not None
+        reader.stdin.write(json.dumps(told) + "\n")
+        reader.stdin.flush()
+        connection, _ = storage.accept()  # it reads
+        with connection:
+            assert reader.poll() is None
+            reader.stdin.close()
+            assert reader.wait(PATIENCE) == 128 + signal.SIGTERM

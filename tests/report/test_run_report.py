@@ -16,6 +16,7 @@ from dgl_heta.planning.cost import predict
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.report import plan_picture
+from dgl_heta.report.figures import main_figures
 from dgl_heta.report.page import write_report
 from dgl_heta.report.run_table import summary_table
 from tests.support.plans import MAG
@@ -157,6 +158,15 @@ def test_the_summary_table_has_time_by_stage_and_bytes_by_cause() -> None:
                  r"sent per epoch +48\.0 MB", r"partials +40\.0 MB +83\.3 %",
                  r"peak memory of a worker +1,234 MB"):
         assert re.search(line, text), line
+
+
+def test_figures_of_a_run_that_has_not_ended_are_as_a_summary_has_them() -> None:
+    """Without the first epoch, which compiles; and of a task that is not known."""
+    first, *more = (epoch(number) for number in (1, 2, 3))
+    first["seconds"] = {name: 10 * value for name, value in first["seconds"].items()}
+    figures = main_figures({}, [first, *more])
+    assert (figures.metric, figures.seconds, figures.stages["sample"]) == ("score", 8.0, 1.5)
+    assert main_figures({}, [first]).seconds == 80
 
 
 def test_the_summary_table_of_nothing_says_so() -> None:

@@ -65,8 +65,8 @@ class PredictionJob:
         self._check()
         recorded = _recorded(self.run_dir)
         if not (self.run_dir / "summary.json").exists():  # model.json may be of before a resume
-            raise InputError(f"the run in {self.run_dir} did not end; go on with it first: `dgl-heta "
-                             f"train … --resume --run-dir {self.run_dir}`")
+            raise InputError(f"the run in {self.run_dir} did not end; go on with it first: "
+                             f"`dgl-heta train … --resume --run-dir {self.run_dir}`")
         settings = recorded_settings(recorded["settings"], self.run_dir / "job.json")
         store = Store(self.store or recorded["store"])
         # A plugin of the training alone, such as its partition backend, may be gone by now.

@@ -26,7 +26,6 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
     Parameters
     ----------
     given : None for a new one in `runs/`, called after the graph's `name` and the time.
-    resume : whether a run in it goes on.
     resume : whether there must be a run in it, which goes on.
     shared : whether several workers of a scheduler use it.
     again : whether a run that may be in it goes on.
