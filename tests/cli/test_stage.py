@@ -81,7 +81,6 @@ def test_what_to_stage_is_checked(heta, partition: Path, tmp_path: Path, words: 
     assert re.search(told, done.err)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("setting", ["partition.shared=rows", "train.learnable=replica"])
 def test_what_others_were_to_run_is_not_run_by_a_staged_part(
         heta, lopsided, tmp_path, monkeypatch, setting):
@@ -95,7 +94,8 @@ def test_what_others_were_to_run_is_not_run_by_a_staged_part(
     words = f"was to run relation 't3 e3 t1', but {setting.replace('=', ' = ')}"
     with pytest.raises(InputError, match=words):
         TrainingJob.prepare(part, None, [setting], plugins())
-=======
+
+
 def test_two_addresses_of_this_machine_are_refused_and_ports_are_not_of_ssh(
         heta, partition: Path, tmp_path: Path) -> None:
     """--overwrite left the partition of the last line alone."""
@@ -105,4 +105,3 @@ def test_two_addresses_of_this_machine_are_refused_and_ports_are_not_of_ssh(
     refused(heta(*words), r"host0 \(127.0.0.1\) and host1 \(127.0.0.2\) are this machine")
     hosts.write_text("192.0.2.1 2222\n192.0.2.2\n")
     assert "are for DistDGL; ssh goes by --ssh-port" in heta(*words).err
->>>>>>> runs
