@@ -193,7 +193,7 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
     if svg:
         from dgl_heta.report.plan_picture import save_svg
 
-        save_svg(plan, costs, svg)
+        save_svg(trained, costs, svg)
     if as_json:
         shared = {"shared": trained.shared.to_json()} if trained.shared else {}
         print_json({**plan.to_json(), **shared, "prediction": to_json(work, costs)})
