@@ -99,7 +99,7 @@ def test_strangers_at_every_port_of_dgl_have_no_effect(place) -> None:
 
 def test_a_trainer_that_waits_for_dgl_in_vain_ends_and_says_for_what(place) -> None:
     """Trainer 0 for a server of this run that never answers, trainer 1 for who is of no run."""
-    result = place.run(*place.where("direct"), "--env", "DGL_HETA_RUN__TIMEOUT_S=2", "--stop-after",
+    result = place.run(*place.where("direct"), "--set", "run.timeout_s=2", "--stop-after",
                        PATIENCE, "--", "python", place.script(ALONE), "{ip_config}")
     assert result.status == 1
     found = re.fullmatch(r"trainer (\d) on host0 \(127.0.0.1\) \(rank \d\): timed out after 2 s "

@@ -45,7 +45,8 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_files(given)
     runs = [*given.glob("seed-*")] if seeds else [given]
-    if resume and not any(map(holds_run, runs)):
+    # One that was killed before its first step left no more than a job.
+    if resume and not any(next(run.glob(name), None) for run in runs for name in FILES):
         raise InputError(f"there is no run to resume in {given}; leave --resume out to begin one")
     if holds_run(given) and not (resume or again or shared):
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
