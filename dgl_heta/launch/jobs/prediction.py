@@ -64,9 +64,6 @@ class PredictionJob:
         started = time.perf_counter()
         self._check()
         recorded = _recorded(self.run_dir)
-        if not (self.run_dir / "summary.json").exists():  # model.json may be of before a resume
-            raise InputError(f"the run in {self.run_dir} did not end; go on with it first: "
-                             f"`dgl-heta train … --resume --run-dir {self.run_dir}`")
         settings = recorded_settings(recorded["settings"], self.run_dir / "job.json")
         store = Store(self.store or recorded["store"])
         # A plugin of the training alone, such as its partition backend, may be gone by now.
@@ -75,6 +72,9 @@ class PredictionJob:
             if name in registry.sections()}})
         registry = registry.configured(settings)
         spec, _, provider = read_spec(self.run_dir, registry, self.model)
+        if not (self.run_dir / "summary.json").exists():  # model.json may be of before a resume
+            raise InputError(f"the run in {self.run_dir} did not end; go on with it first: "
+                             f"`dgl-heta train … --resume --run-dir {self.run_dir}`")
         settings = self._of_model(settings, provider)
         check_weights(self.run_dir)
         if (spec.schema, recorded["graph"]) != (store.schema, store.manifest.checksum):
