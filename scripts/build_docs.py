@@ -264,7 +264,10 @@ def data(module: Any, name: str, value: Any) -> list[str]:
     """A public value: its type, itself where that is short, and what its module says of it."""
     from sphinx.pycode import ModuleAnalyzer
 
-    home = getattr(module, "_LAZY", {}).get(name, module.__name__).partition(":")[0]
+    from dgl_heta.system.lazy_names import homes_of
+
+    lazy = Path(module.__file__).with_suffix(".pyi").exists()
+    home = homes_of(module.__file__).get(name, module.__name__) if lazy else module.__name__
     said = ModuleAnalyzer.for_module(home)
     said.analyze()
     lines = [f".. py:data:: {module.__name__}.{name}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,8 +50,6 @@ class WorkOptions:
 
     def workload(self, settings: Settings, hops: int, parts: int) -> Workload:
         """The workload of a model with so many layers: that of training, but for what is given."""
-        from dataclasses import replace
-
         from dgl_heta.planning.workload import Workload
         from dgl_heta.settings import parse_fanouts
 
@@ -135,8 +133,6 @@ def plan(
     elif opened.plan is not None and not options.given():
         _show_shared(opened.plan, opened, work, settings, None, svg, as_json)
     else:
-        from dataclasses import replace
-
         from dgl_heta.cli.requests import cutter_of, filled, hops_of, partition_request, parts_of
         from dgl_heta.planning.metatree import check_hops
         from dgl_heta.planning.shared_rows import way_of
@@ -183,8 +179,6 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
     trained : the plan with what training delegates, whose costs are shown; default: the same.
     staged : the one of which parts are staged; default: `trained`.
     """
-    from dataclasses import replace
-
     from dgl_heta.planning.cost import predict, to_json
 
     trained = trained or plan
@@ -208,8 +202,6 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
 def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
               machines: ClusterOptions, settings: Settings, as_json: bool) -> None:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
-    from dataclasses import replace
-
     from dgl_heta.cli.requests import cutter_of, filled, hops_of, partition_request, targets_of
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.gpu import HOST, REACHED, check
@@ -321,8 +313,6 @@ def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None
 
 def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settings: Settings,
              as_json: bool) -> None:
-    from dataclasses import replace
-
     from dgl_heta.cli.requests import hops_of, partition_request, parts_of
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.method_comparison import compare

@@ -6,19 +6,6 @@
 with the first name that is used.
 """
 
-from __future__ import annotations
+from dgl_heta.system.lazy_names import lazy_names
 
-from typing import TYPE_CHECKING, Any
-
-__all__ = ["CachedFeature", "CachedFeatureStore"]
-
-if TYPE_CHECKING:
-    from dgl_heta.graphbolt.cached_store import CachedFeature, CachedFeatureStore
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from dgl_heta.graphbolt import cached_store
-
-        return getattr(cached_store, name)
-    raise AttributeError(f"module 'dgl_heta.graphbolt' has no attribute '{name}'")
+__getattr__, __all__ = lazy_names(__name__, __file__)

@@ -43,7 +43,7 @@ def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report
     """Run a job on workers of this machine; returns worker 0's summary.
 
     What they print is in `run_dir/worker-RANK.log`; `report` gets what they tell. `program` is the
-    module that a worker runs, which calls :func:`dgl_heta.launch.worker.main`.
+    module that a worker runs, which calls :func:`dgl_heta.launch.worker.worker_main`.
 
     Raises
     ------

@@ -117,7 +117,7 @@ class Events:
         self._pipe = -1
 
 
-def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
+def worker_main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
     """Do the job of the file that the command names; a plugin's program gives its own `run`.
 
     What `run` reports is an event; the last one is `summary`, from the worker of rank 0.
@@ -164,4 +164,4 @@ def _said(error: BaseException) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    worker_main()

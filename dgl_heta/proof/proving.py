@@ -12,14 +12,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Comm, PeerLostError
-from dgl_heta.graph.schema import Relation
+from dgl_heta.comm.collectives import PeerLostError
 from dgl_heta.proof import alignment
 from dgl_heta.proof.alignment import show
 from dgl_heta.proof.comparison import CAUSES, PAGE
@@ -27,8 +26,6 @@ from dgl_heta.proof.copies import NotProvedError, copied, noise, perturbed, reac
 from dgl_heta.proof.difference import Levels, Limits, relative, worst_by_id
 from dgl_heta.proof.gather import (
     CAUSE,
-    Ids,
-    PlainLayer,
     edges_of,
     gather_edges,
     levels,
@@ -39,7 +36,8 @@ from dgl_heta.proof.gather import (
 from dgl_heta.proof.module_call import Call, Given, Inputs, complete
 from dgl_heta.proof.outside import Outside
 from dgl_heta.proof.replay import Outcome, Reads, apart, gradients, run
-from dgl_heta.raf.chain import LinkId, walk
+from dgl_heta.proof.setting import Instead, Setting
+from dgl_heta.raf.chain import walk
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.system.nested import Path, items_of
 
@@ -48,57 +46,6 @@ SEEDS = 32
 ROWS = 100_000
 """Input rows per trainer of that batch."""
 _DRAWS = "the model draws random numbers other than for dropout"
-
-
-Instead = Callable[[Any], Callable[[Any], Any]]
-"""From a call's arguments, whose tensors have been replaced, to what replaces other items."""
-
-
-class Setting(Protocol):
-    """The run that a call belongs to.
-
-    Attributes
-    ----------
-    group, world : the trainers of a model-parallel group, and all; bytes count apart.
-    nones : whether a gradient that no trainer has must be None with RAF, too, and not zeros.
-    """
-
-    group: Comm
-    world: Comm
-    nones: bool
-
-    @property
-    def relations(self) -> Sequence[Relation]: ...
-
-    @property
-    def types(self) -> Sequence[str]: ...
-
-    def sample(self, most: int) -> MiniBatch:
-        """The batch, or one of the first `most` seeds of each trainer, with the same draws."""
-
-    def shared(self, value: Any) -> bool:
-        """Return whether copies of a module refer to the same object."""
-
-    def known(self, value: Any) -> bool:
-        """Return whether `ours` and `plain` know what to give instead of an argument."""
-
-    def ours(self, batch: MiniBatch) -> Instead:
-        """Return the arguments in place of blocks: those of a batch, with RAF."""
-
-    def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
-        """The same the plain way: layers over all relations, and the ids of each level."""
-
-    def reading(self, reads: Reads) -> AbstractContextManager[None]:
-        """For the body reads of tables in the key-value store go to `reads`."""
-
-    def chain(self) -> list[Tensor]:
-        """The tokens of the chain of exchanges (:mod:`dgl_heta.raf.chain`)."""
-
-    def begin_backward(self, roots: Sequence[Tensor]) -> None:
-        """Note what a backward pass through the chain is about to begin at."""
-
-    def unused(self) -> set[LinkId]:
-        """Links of it that no trainer had a gradient for."""
 
 
 IN_SINGLE = "compared in single precision, in which less is seen: in double %s"
@@ -357,14 +304,15 @@ class Proof:
         known = len(inputs)
         inputs += tokens[:1]  # so that all links run, on whatever this trainer's rows depend
         seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
+        links = self._setting.links
         if tokens:
-            self._setting.begin_backward([*outputs, *tokens[-1:]])
+            links.roots = [*outputs, *tokens[-1:]]
         with self._apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
                 Reads(torch.float64)):
             grads = gradients([(x, seed + number) for number, x in enumerate(outputs)], inputs,
                               tokens[-1:])
-        if tokens and (unused := self._setting.unused()):
-            reached = {id(node.variable) for node in walk([*outputs, *tokens[-1:]], unused)
+        if tokens and (unused := links.unused_links):
+            reached = {id(node.variable) for node in walk(links.roots, unused)
                        if hasattr(node, "variable")}
             grads = [g if id(x) in reached else None for x, g in zip(inputs, grads)]
         dense = [None if g is None else g.to_dense() for g in grads]

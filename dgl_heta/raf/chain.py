@@ -153,6 +153,26 @@ class Watch:
         return True
 
 
+class NotedLinks(Watch):
+    """Notes the links of whose results no worker has a gradient.
+
+    Attributes
+    ----------
+    roots : what the backward pass under way begins at; set before it begins.
+    unused_links : those that it has found so far.
+    """
+
+    def __init__(self) -> None:
+        self.roots: Sequence[Tensor] = ()
+        self.unused_links: set[LinkId] = set()
+
+    def unused(self, link: LinkId) -> None:
+        self.unused_links.add(link)
+
+    def is_used(self, link: LinkId) -> bool:
+        return not self.unused_links or link in reached_by_rows(self.roots, self.unused_links)
+
+
 class Chain:
     """The exchanges of one forward pass.
 

@@ -152,11 +152,16 @@ class DistributedModel(nn.Module):
 
     def warn_of_buffers(self) -> None:
         """Warn of the module's buffers that are not the same on all workers; all call it."""
-        world, parameters = self.part.world, {name for name, _ in self.module.named_parameters()}
-        own = {name: zlib.crc32(value.detach().cpu().contiguous().numpy())
+        world = self.part.world
+        if world.size == 1:
+            return
+        parameters = {name for name, _ in self.module.named_parameters()}
+        # As bytes: NumPy has no bfloat16.
+        own = {name: zlib.crc32(
+                   value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
                for name, value in self.module.state_dict().items()
                if name not in parameters and isinstance(value, Tensor) and value.numel()}
-        every = world.all_gather_json(own, "control") if world.size > 1 else []
+        every = world.all_gather_json(own, "control")
         unlike = [name for name in own if any(other.get(name) != own[name] for other in every)]
         if unlike and world.rank == 0:
             log.warning("workers have other values in the module's buffers: %s; each computes with "

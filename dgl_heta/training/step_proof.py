@@ -26,10 +26,11 @@ from dgl_heta.nn.cross import Alone, CrossRelation, Exchange
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
 from dgl_heta.proof.module_call import Call, complete
-from dgl_heta.proof.proving import IN_SINGLE, Instead, Proof
+from dgl_heta.proof.proving import IN_SINGLE, Proof
 from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
-from dgl_heta.raf.chain import Chain, LinkId
+from dgl_heta.proof.setting import Instead
+from dgl_heta.raf.chain import Chain, NotedLinks
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.raf.wrapper import Raf, data_parallel
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
@@ -156,7 +157,7 @@ def _exchange_of_batch(model: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 class TrainingSetting:
-    """The parts of a run that a proof needs; see :class:`dgl_heta.proof.proving.Setting`."""
+    """The parts of a run that a proof needs; see :class:`dgl_heta.proof.setting.Setting`."""
 
     def __init__(self, part: WorkerPartition, batch: Batch) -> None:
         self.part, self.batch = part, batch
@@ -165,7 +166,7 @@ class TrainingSetting:
                                   for comm in (part.world, part.group))
         self.relations = part.store.schema.relations
         self.types: Sequence[str] = part.store.schema.node_types
-        self.nones = False
+        self.nones, self.links = False, NotedLinks()  # which the chain, without flags, never tells
         self.exchange = GroupExchange(self.group)
         self._scope = SamplingScope.of(data_parallel(part.plan), 0)
 
@@ -226,12 +227,6 @@ class TrainingSetting:
 
     def chain(self) -> list[Tensor]:
         return self.exchange.chain.tokens
-
-    def begin_backward(self, roots: Sequence[Tensor]) -> None:
-        pass
-
-    def unused(self) -> set[LinkId]:
-        return set()
 
 
 def _instead(batch: _Given, given: Any) -> Callable[[Any], Any]:

@@ -250,14 +250,14 @@ def machine() -> dict[str, Any]:
     """Hardware, versions and load: what the figures depend on."""
     from dgl_heta.training.summary import versions
 
-    model = platform.processor()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
+    told: dict[str, str] = {}  # of the first core
+    if (cores := Path("/proc/cpuinfo")).exists():
+        for line in cores.read_text().splitlines():
+            name, _, value = line.partition(":")
+            told.setdefault(name.strip(), value.strip())
+    model = told.get("model name") or platform.processor()
+    if "cpu family" in told:  # one name can stand for processors of many years
+        model += f" (family {told['cpu family']}, model {told['model']})"
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {"cpu": model or platform.machine(), "cores": os.cpu_count(),
             "memory_gb": round(pages / 1e9, 1), "system": platform.platform(),

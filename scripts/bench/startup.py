@@ -164,6 +164,6 @@ def used() -> float:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        worker.main(work)
+        worker.worker_main(work)
     else:
         main()

@@ -15,7 +15,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.changes import columns_text, features_text, labels_text
 from dgl_heta.graph.readers import read_edge_files
 from dgl_heta.graph.readers.table_features import table_features
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.source import MASKS, GraphSource
 from dgl_heta.store import Store, write_store
 
@@ -114,7 +114,7 @@ def test_features_of_a_table_in_pieces_are_those_of_the_whole(tmp_path: Path) ->
     numbers = np.random.default_rng(0).standard_normal(count) * 3 + 1e6
     pq.write_table(pa.table({"n": numbers, "c": ["x"] * (count - 1) + ["y"]}),
                    tmp_path / "t.parquet")
-    table = Table(tmp_path / "t.parquet")
+    table = ColumnTable(tmp_path / "t.parquet")
     feat, (number, category) = table_features(table, {"n": "number", "c": "category"})
     assert (number["mean"], number["deviation"]) == (
         pytest.approx(numbers.mean(), rel=1e-14), pytest.approx(numbers.std(), rel=1e-9))
@@ -129,7 +129,7 @@ def test_features_of_a_table_in_pieces_are_those_of_the_whole(tmp_path: Path) ->
     late = pa.table({"n": numbers, "late": [None] * (count - 1) + [1.0],
                      "c": [None] * (count - 1) + ["y"], "when": [None] * (count - 1) + [times]})
     pq.write_table(late, tmp_path / "late.parquet")
-    part, records = table_features(Table(tmp_path / "late.parquet"), {
+    part, records = table_features(ColumnTable(tmp_path / "late.parquet"), {
         "late": "number:indicator", "c": "category", "n": "number", "when": "date"}, rows)
     assert [record["column"] for record in records] == ["n"]
     assert np.array_equal(part[:, 0], feat[:, 0])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.columns import task_columns
 from dgl_heta.graph.readers.splits import masks_of
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.readers.times import instants
 from dgl_heta.graph.source import MASKS
 
@@ -54,12 +54,12 @@ def writings(instant: dt.datetime) -> list[str]:
     return found
 
 
-def table(directory: Path, column: Any) -> Table:
+def table(directory: Path, column: Any) -> ColumnTable:
     pq.write_table(pa.table({"when": column}), directory / "t.parquet")
-    return Table(directory / "t.parquet")
+    return ColumnTable(directory / "t.parquet")
 
 
-def split(opened: Table, rows: int, **how: Any) -> tuple[np.ndarray, dict[str, Any]]:
+def split(opened: ColumnTable, rows: int, **how: Any) -> tuple[np.ndarray, dict[str, Any]]:
     """The part of each row, and the record of a split by time of rows that all have a label."""
     masks, record = masks_of({"ratios": [0.5, 0.25, 0.25], "time": "when", **how}, opened,
                              np.zeros(rows, np.int64), "classification", "the split")
@@ -164,7 +164,7 @@ def test_labels_and_a_split_by_time_in_files_take_a_few_bytes_of_memory_a_row(
         when = pa.array(np.arange(rows)[::-1] * 10**9, pa.timestamp("ns"))
         pq.write_table(pa.table({"when": when, "label": pa.array(np.arange(rows) % 7)}),
                        tmp_path / "t.parquet", row_group_size=1 << 15)
-        opened, arrays, before = Table(tmp_path / "t.parquet"), dict[str, np.ndarray](), (
+        opened, arrays, before = ColumnTable(tmp_path / "t.parquet"), dict[str, np.ndarray](), (
             POOL.max_memory() or 0)
         tracemalloc.start()
         task_columns(opened, "label", "classification", None, arrays, file=tmp_path / "labels")

@@ -50,6 +50,6 @@ def tell(job: dict[str, Any], report: Any) -> None:
 
 
 if __name__ == "__main__":
-    from dgl_heta.launch.worker import main
+    from dgl_heta.launch.worker import worker_main
 
-    main(tell)
+    worker_main(tell)

@@ -557,6 +557,7 @@ class Counting(RGATLayer):
 
 for layer, scale in ((RGATLayer, 1), (AcrossRows, 1), (RGATLayer, float("nan")), (Counting, 1)):
     model = HGNN(part.spec(), layer).double()
+    model.register_buffer("coarse", torch.tensor(1.0, dtype=torch.bfloat16))  # NumPy has none
     for parameter in model.parameters():
         parameter.data *= scale
     model = dgl_heta.distribute(model, part)

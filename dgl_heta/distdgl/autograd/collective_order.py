@@ -28,12 +28,12 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.partial_gradients import below_merges, check_inputs
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.raf.backward_end import BackwardEnd
-from dgl_heta.raf.chain import Chain, LinkId, Watch, links_of, reached_by_rows, walk
+from dgl_heta.raf.chain import Chain, LinkId, NotedLinks, links_of, walk
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type
 
 
-class CollectiveOrder(Watch):
+class CollectiveOrder(NotedLinks):
     """The chains of one trainer's forward passes, and the backward passes through them.
 
     Parameters
@@ -55,6 +55,7 @@ class CollectiveOrder(Watch):
     flags = True
 
     def __init__(self, group: Comm, backward: BackwardEnd) -> None:
+        super().__init__()
         self.group, self._backward = group, backward
         # Chains that a backward pass may still go through, by their numbers, and the batches that
         # they are of (the set of merges that a batch's blocks have in common).
@@ -70,8 +71,6 @@ class CollectiveOrder(Watch):
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
         self.before: Callable[[list[Tensor], list[Any], bool | None], None] = lambda *told: None
-        self._unused: set[LinkId] = set()  # links of whose results no trainer has a gradient
-        self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []  # parameters without a gradient before it
         backward.actions.append(self._passed)
 
@@ -154,7 +153,7 @@ class CollectiveOrder(Watch):
             if len(self._open) > 1:
                 added = self._missing(roots)
                 roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
-            self._roots = roots
+            self.roots = roots
             self._empty = [p for p in self.parameters if p.grad is None]
             if inputs is not None:  # what is not on the way to them would not run
                 inputs = [*([inputs] if isinstance(inputs, Tensor) else inputs),
@@ -162,7 +161,7 @@ class CollectiveOrder(Watch):
             original(roots, grads, retain_graph, create_graph, None, inputs)
         finally:
             self._running = self._retain = False
-            self._roots, self._empty = [], []
+            self.roots, self._empty = [], []
 
     def grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Run `torch.autograd.grad`: of what lies above all exchanges, and of parameters.
@@ -191,7 +190,7 @@ class CollectiveOrder(Watch):
         finally:
             self._finished()
             self._running = self._retain = False
-            self._roots = []
+            self.roots = []
         zeros = given.get("materialize_grads", False)
         if not zeros and not given.get("allow_unused") and (
                 any(grad is None for grad in gradients)):
@@ -222,13 +221,13 @@ class CollectiveOrder(Watch):
                 outputs, given = [*roots, *missing], [*grads, *map(torch.zeros_like, missing)]
             else:
                 outputs, given = ends, [*map(torch.zeros_like, ends)]
-            self._roots = outputs
+            self.roots = outputs
             parts = original(outputs, [*wanted, *firsts], given, retain_graph=self._retain,
                              allow_unused=True)[:len(wanted)]
-            if self._unused:
+            if self.unused_links:
                 used = self._used()
                 parts = [grad if id(x) in used else None for x, grad in zip(wanted, parts)]
-                self._unused.clear()
+                self.unused_links.clear()
             pieces.append(_as_row(parts, wanted))
         # Row r has the parts of trainer r's gradients, which go there and are summed.
         total = group.reduce_scatter_rows(torch.stack(pieces), [1] * group.size, "gradients")[0]
@@ -292,30 +291,22 @@ class CollectiveOrder(Watch):
         self._ran.add(link[0])
         self._backward.under_way()
 
-    def unused(self, link: LinkId) -> None:
-        """Note that no trainer has a gradient of what a link gave."""
-        self._unused.add(link)
-
-    def is_used(self, link: LinkId) -> bool:
-        """Return whether a gradient that came to a link is one."""
-        return not self._unused or link in reached_by_rows(self._roots, self._unused)
-
     def _forget_zeros(self) -> None:
         """Take gradients away from parameters that no trainer's loss depends on.
 
         Functions below an exchange whose result nobody used were run nevertheless, for the chain's
         sake, and some of them give zeros for a gradient that is missing.
         """
-        if self._unused and self._empty:
+        if self.unused_links and self._empty:
             used = self._used()
             for parameter in self._empty:
                 if id(parameter) not in used:
                     parameter.grad = None
-        self._unused.clear()
+        self.unused_links.clear()
 
     def _used(self) -> set[int]:
         """Return the leaves that the backward pass came to past links that are used, by id."""
-        return {id(node.variable) for node in walk(self._roots, self._unused)
+        return {id(node.variable) for node in walk(self.roots, self.unused_links)
                 if hasattr(node, "variable")}
 
     def _passed(self) -> None:

@@ -65,7 +65,8 @@ def _settings_of(self: Any) -> dict[str, Any]:
 
 
 def _check_unchanged(self: Any) -> None:
-    """
+    """Refuse a loader that the script has changed.
+
     Raises
     ------
     HetaError

@@ -22,10 +22,9 @@ from dgl_heta.distdgl.modules.script_blocks import make_blocks
 from dgl_heta.distdgl.session import Session
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds
-from dgl_heta.proof.proving import Instead
 from dgl_heta.proof.replay import Reads
-from dgl_heta.raf import chain as links
-from dgl_heta.raf.chain import Chain
+from dgl_heta.proof.setting import Instead
+from dgl_heta.raf.chain import Chain, NotedLinks
 from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.system.nested import of_type
 
@@ -77,24 +76,8 @@ class Origin:
     calls: int = 0
 
 
-class _Alike(links.Watch):
-    """Lets links of a replay carry what those of the run do, and notes those that are not used."""
-
-    def __init__(self, flags: bool) -> None:
-        self.flags = flags
-        self.unused_links: set[links.LinkId] = set()
-        self.roots: Sequence[Tensor] = ()
-
-    def unused(self, link: links.LinkId) -> None:
-        self.unused_links.add(link)
-
-    def is_used(self, link: links.LinkId) -> bool:
-        return not self.unused_links or link in links.reached_by_rows(
-            self.roots, self.unused_links)
-
-
 class DglSetting:
-    """The setting of a proof in a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
+    """The setting of a proof in a script's run; see :class:`dgl_heta.proof.setting.Setting`."""
 
     def __init__(self, session: Session, origin: Origin) -> None:
         self._session, self._origin = session, origin
@@ -103,7 +86,8 @@ class DglSetting:
         self.world, self.group = self._apart(session.world), self._apart(session.group)
         schema = session.store.schema
         self.relations, self.types = schema.relations, schema.node_types
-        self.nones, self._links = True, _Alike(session.order.flags)
+        self.nones, self.links = True, NotedLinks()
+        self.links.flags = session.order.flags  # so that links carry what those of the run do
         self._replayed: list[Block] = []
 
     def _apart(self, comm: Comm) -> Comm:
@@ -118,7 +102,7 @@ class DglSetting:
         own, and by Comms of its own, so that bytes of training stay those of training.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            chain = Chain(0, self._links)
+            chain = Chain(0, self.links)
         try:
             with self._session.replayed(self.world, self.group, chain):
                 yield
@@ -179,12 +163,6 @@ class DglSetting:
         if done := self._replayed[0].done:
             session.merges.check(self._replayed, done)
         return session.exchange.chain.tokens
-
-    def begin_backward(self, roots: Sequence[Tensor]) -> None:
-        self._links.roots = roots
-
-    def unused(self) -> set[links.LinkId]:
-        return self._links.unused_links
 
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:

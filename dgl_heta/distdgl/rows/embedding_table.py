@@ -21,16 +21,16 @@ Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
 class Table:
     """One DistEmbedding as this trainer sees it.
 
-    Attributes
-    ----------
-    was_read : whether rows were read, so that trainers may have copies of them.
-
     Parameters
     ----------
     session : of this trainer.
     embedding : the DistEmbedding.
     ntype : the node type whose rows it holds.
     pull : reads rows of a DistTensor over the network.
+
+    Attributes
+    ----------
+    was_read : whether rows were read, so that trainers may have copies of them.
     """
 
     was_read = False

@@ -25,7 +25,7 @@ from dgl_heta.graph.readers.column_sizes import (
     parquet_chunks,
     parquet_footer,
 )
-from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain
+from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain_column
 from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
 from dgl_heta.graph.readers.whole_numbers import file_blocks
 
@@ -98,7 +98,7 @@ class ColumnFile(ABC):
     names: list[str]
 
     def read(self, names: Sequence[str]) -> list[Any]:
-        """Some columns, each a ChunkedArray of what :func:`plain` makes.
+        """Some columns, each a ChunkedArray of what :func:`plain_column` makes.
 
         Raises
         ------
@@ -377,7 +377,7 @@ class ArrowColumns(ColumnFile):
 
 
 def _validated(path: Path, batches: list[Any], schema: Any, names: Sequence[str]) -> list[Any]:
-    """Columns that are whole, of the types that :func:`plain` leaves."""
+    """Columns that are whole, of the types that :func:`plain_column` leaves."""
     columns, size = [], 0
     with reading(path):
         for name in names:
@@ -386,5 +386,5 @@ def _validated(path: Path, batches: list[Any], schema: Any, names: Sequence[str]
             column.validate(full=True)
             size += decoded_bytes(column)
             check_size(path, size)
-            columns.append(plain(column))
+            columns.append(plain_column(column))
     return columns

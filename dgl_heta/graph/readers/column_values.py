@@ -1,8 +1,8 @@
 """Values of a column, whatever type a file gives them: the few types that readers know.
 
-:func:`plain` leaves text as large_string, whole numbers as int64 or uint64, float32 or float64,
-bool, decimals, times, bytes as large_binary, and lists. :func:`sort_of` says which of them a column
-has, and whoever reads one says which it takes.
+:func:`plain_column` leaves text as large_string, whole numbers as int64 or uint64, float32 or
+float64, bool, decimals, times, bytes as large_binary, and lists. :func:`sort_of` says which of them
+a column has, and whoever reads one says which it takes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def decoded_bytes(column: Any) -> int:
         kind = chunk.type
         if pa.types.is_dictionary(kind):
             if sort_of(kind.value_type) in ("text", "bytes"):
-                lengths = pc.cast(pc.binary_length(plain(chunk.dictionary)), pa.int64())
+                lengths = pc.cast(pc.binary_length(plain_column(chunk.dictionary)), pa.int64())
                 size += pc.sum(lengths.take(chunk.indices)).as_py() or 0
         elif str(kind) in ("string_view", "binary_view"):
             # A view has 16 bytes, the first four are its length; those of a null say nothing.
@@ -73,17 +73,17 @@ def decoded_bytes(column: Any) -> int:
     return size
 
 
-def plain(column: Any) -> Any:
+def plain_column(column: Any) -> Any:
     """A validated column or array as one of the types above; one of another type as it is."""
     pa, pc = arrow(), arrow("pyarrow.compute")
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
-        return plain(pc.cast(column, kind.storage_type))
+        return plain_column(pc.cast(column, kind.storage_type))
     if pa.types.is_dictionary(kind):
         if isinstance(column, pa.ChunkedArray):
-            chunks = [plain(chunk) for chunk in column.chunks]
-            return pa.chunked_array(chunks or [plain(pa.array([], kind.value_type))])
-        return plain(column.dictionary).take(column.indices)
+            chunks = [plain_column(chunk) for chunk in column.chunks]
+            return pa.chunked_array(chunks or [plain_column(pa.array([], kind.value_type))])
+        return plain_column(column.dictionary).take(column.indices)
     sort = sort_of(kind)
     if sort == "text" or pa.types.is_null(kind):
         return pc.cast(column, pa.large_string())

@@ -13,7 +13,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, matrix, sort_of
-from dgl_heta.graph.readers.table_reader import MISSING, Table
+from dgl_heta.graph.readers.table_reader import MISSING, ColumnTable
 from dgl_heta.graph.source import MASKS, MOST_CLASSES
 from dgl_heta.system.disk import array_of, forget
 
@@ -32,7 +32,7 @@ class Labels:
         return {"classes": list(self.names)} if self.names else {}
 
 
-def task_columns(table: Table, label: str, kind: str, classes: int | None,
+def task_columns(table: ColumnTable, label: str, kind: str, classes: int | None,
                  arrays: dict[str, np.ndarray], unlabelled: float | None = None,
                  file: Path | None = None) -> Labels:
     """Read the labels and the masks of a task, where no array of that name is there already.
@@ -68,13 +68,13 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
     return Labels()
 
 
-def class_column(table: Table, name: str, classes: int | None, unlabelled: float | None,
+def class_column(table: ColumnTable, name: str, classes: int | None, unlabelled: float | None,
                  file: Path | None = None) -> tuple[np.ndarray, Labels]:
     """Classes as int64, -1 where the column is empty, a whole number below 0 or `unlabelled`."""
     pa, pc = arrow(), arrow("pyarrow.compute")
     empty = pa.array(("", *MISSING) if table.is_text else ("",), pa.large_string())
 
-    def texts(piece: Table) -> Any:
+    def texts(piece: ColumnTable) -> Any:
         column = piece.column(name, ("text", *NUMBERS), "labels must be text or whole numbers")
         text = as_text(column)
         if sort_of(column.type) in ("float", "decimal"):  # as pandas has whole ones, some missing
@@ -126,7 +126,7 @@ def class_column(table: Table, name: str, classes: int | None, unlabelled: float
     return values, Labels(tuple(names))
 
 
-def numbers(table: Table, name: str, column: Any = None, use: str = "", some: bool = True
+def numbers(table: ColumnTable, name: str, column: Any = None, use: str = "", some: bool = True
             ) -> np.ndarray:
     """A column of numbers, or of lists of as many, as float64 (rows, numbers in a row).
 
@@ -180,13 +180,13 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "", some: bo
     return rows
 
 
-def _decimal_comma(table: Table, value: Any) -> str:
+def _decimal_comma(table: ColumnTable, value: Any) -> str:
     text = value.as_py() or ""
     return ('; a decimal comma is said by "decimal": "," beside "table"'
             if table.form.decimal == "." and "," in text and "." not in text else "")
 
 
-def _mask(table: Table, name: str) -> np.ndarray:
+def _mask(table: ColumnTable, name: str) -> np.ndarray:
     """A column of truth values: bool, 0 and 1, or the words true and false in a CSV."""
     pa, pc = arrow(), arrow("pyarrow.compute")
     wanted = "a mask is true or false, 1 or 0"

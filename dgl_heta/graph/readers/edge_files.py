@@ -55,7 +55,7 @@ from dgl_heta.graph.readers.named import NamedNodes
 from dgl_heta.graph.readers.sizes import parse_json, read_text
 from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_features import table_features
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, JoinedEdges, Task
 from dgl_heta.system.disk import is_full
@@ -126,10 +126,10 @@ class _Nodes:
     def __init__(self, path: Path, items: dict[str, Any], named: NamedNodes) -> None:
         self.path, self.directory = path, path.parent
         self.counts: dict[str, int] = {}
-        self.named, self.tables = named, dict[str, Table]()
+        self.named, self.tables = named, dict[str, ColumnTable]()
         self.arrays: dict[str, dict[str, np.ndarray]] = {}
         self.recipes: dict[str, list[dict[str, Any]]] = {}
-        self._opened: dict[tuple[Any, ...], Table] = {}
+        self._opened: dict[tuple[Any, ...], ColumnTable] = {}
         self._types: dict[tuple[Any, ...], tuple[list[str], np.ndarray]] = {}
         self.open = items.get(ALL) == {}
         self.items = {ntype: item for ntype, item in items.items() if ntype != ALL}
@@ -187,18 +187,18 @@ class _Nodes:
         self.tables[ntype] = table
         return self.named.add_table(ntype, table, _text(item.get("id", "id"), f"{where}: 'id'"))
 
-    def _table(self, item: dict[str, Any], where: str) -> Table:
+    def _table(self, item: dict[str, Any], where: str) -> ColumnTable:
         """The table of an entry, opened once."""
         form = _text_form(item, where)
         files = files_of(self.directory, item["table"], f"{where}: 'table'")
         key = (*files, form)
         if key not in self._opened:
             path = files[0] if len(files) == 1 else self.directory / item["table"]
-            self._opened[key] = Table(path, files, form, self.directory)
+            self._opened[key] = ColumnTable(path, files, form, self.directory)
         return self._opened[key]
 
     def _table_of_types(self, item: dict[str, Any], where: str
-                        ) -> tuple[Table, list[str], np.ndarray]:
+                        ) -> tuple[ColumnTable, list[str], np.ndarray]:
         """A table of nodes of several types, the types, and which of them each row is of."""
         table, column = self._table(item, where), _text(item["type"], f"{where}: 'type'")
         key = (table, column)
@@ -304,7 +304,7 @@ def _read_task(nodes: _Nodes, item: Any) -> tuple[Task, dict[str, Any]]:
     return task, info
 
 
-def _features(item: dict[str, Any], where: str, table: Table | None,
+def _features(item: dict[str, Any], where: str, table: ColumnTable | None,
               arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """Make `feat` of columns of a table; returns how."""
     columns = item["features"]
@@ -317,7 +317,7 @@ def _features(item: dict[str, Any], where: str, table: Table | None,
     return records
 
 
-def _split(split: Any, where: str, table: Table | None, label: str, kind: str,
+def _split(split: Any, where: str, table: ColumnTable | None, label: str, kind: str,
            unlabelled: float | None, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Add the masks that a split says; returns what a store keeps of it."""
     if table is None:
@@ -383,7 +383,7 @@ def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: s
             raise InputError(f"{entry}, but a node type of this relation has ids of its own (no "
                              f"'count'); such edges are tables: {', '.join(ENDINGS)}")
         paths.append(path)
-    tables = for_each(lambda path: Table(path, form=form, root=directory), paths)
+    tables = for_each(lambda path: ColumnTable(path, form=form, root=directory), paths)
     return EdgeTables(src, etype, dst, tables, columns)
 
 

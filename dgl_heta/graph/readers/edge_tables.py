@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, quoted
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.schema import Relation
 
 ALL = "*"
@@ -34,15 +34,15 @@ class EdgeTables:
     src: str | Column
     etype: str | Column
     dst: str | Column
-    tables: Sequence[Table]
+    tables: Sequence[ColumnTable]
     columns: Sequence[str] | None = None
 
-    def ends(self, table: Table) -> tuple[tuple[str | Column, str], tuple[str | Column, str]]:
+    def ends(self, table: ColumnTable) -> tuple[tuple[str | Column, str], tuple[str | Column, str]]:
         """Type and column of the sources in a table, and of the destinations."""
         src, dst = _edge_columns(table, self.columns)
         return (self.src, src), (self.dst, dst)
 
-    def pieces(self, table: Table) -> Iterator[Table]:
+    def pieces(self, table: ColumnTable) -> Iterator[ColumnTable]:
         """A table with the columns of its edges."""
         names = {column: "" for _, column in self.ends(table)}
         names |= {name.name: use for name, use in (
@@ -52,14 +52,14 @@ class EdgeTables:
             table.check(name, use)
         return table.pieces([*names])
 
-    def relations(self, piece: Table) -> list[tuple[Relation, Any]]:
+    def relations(self, piece: ColumnTable) -> list[tuple[Relation, Any]]:
         """The relations in a piece, and the rows of each; :data:`ALL` is a type here."""
         return [*by_relation(_names(piece, self.src, AS_TYPE),
                               _names(piece, self.etype, _AS_RELATION),
                               _names(piece, self.dst, AS_TYPE))]
 
 
-def _names(table: Table, name: str | Column, use: str) -> tuple[list[str], np.ndarray]:
+def _names(table: ColumnTable, name: str | Column, use: str) -> tuple[list[str], np.ndarray]:
     """The names that rows have, and which of them each has; for one name for all, a single 0."""
     return ([name], np.zeros(1, np.int64)) if isinstance(name, str) else table.codes(name.name, use)
 
@@ -90,7 +90,7 @@ def by_relation(sources: Names, etypes: Names, destinations: Names
         yield Relation(sources[0][of_src], etypes[0][of_etype], destinations[0][of_dst]), rows
 
 
-def _edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
+def _edge_columns(table: ColumnTable, given: Sequence[str] | None) -> tuple[str, str]:
     """The columns of a table of edges that hold their ends.
 
     They are those that are given, else `src` and `dst`, else a Parquet or Arrow file's only two.

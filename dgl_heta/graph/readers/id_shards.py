@@ -83,7 +83,7 @@ class TextFile:
             file.path.unlink(missing_ok=True)
 
 
-def mapped(files: Sequence[ArrayFile], path: Path) -> list[np.ndarray]:
+def mapped_files(files: Sequence[ArrayFile], path: Path) -> list[np.ndarray]:
     """The contents of files, which move to one new file; one map of it costs one descriptor."""
     starts = []
     with path.open("wb") as whole:

@@ -31,8 +31,8 @@ from dgl_heta.graph.readers.edge_tables import (
     by_relation,
     groups,
 )
-from dgl_heta.graph.readers.id_shards import ArrayFile, IdShards, TextFile, mapped
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.id_shards import ArrayFile, IdShards, TextFile, mapped_files
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays
 from dgl_heta.system.leftovers import scratch_directory
@@ -59,7 +59,7 @@ class _Asked(NamedTuple):
     """A table of edges; `values` are places in answers, or numbers where a type has a count."""
 
     edges: EdgeTables
-    table: Table
+    table: ColumnTable
     pieces: list[_Piece]
     values: tuple[ArrayFile, ArrayFile]
 
@@ -70,7 +70,7 @@ class IdColumns:
     def __init__(self) -> None:
         self._forms: dict[str, tuple[bool, str]] = {}
 
-    def numbers(self, table: Table, column: str, ntype: str, count: int, known: Any = None
+    def numbers(self, table: ColumnTable, column: str, ntype: str, count: int, known: Any = None
                 ) -> np.ndarray:
         """The nodes of a type whose ids are in a column, int64 or int32.
 
@@ -99,7 +99,7 @@ class IdColumns:
         plain: np.ndarray = numbers.to_numpy(zero_copy_only=False)
         return plain
 
-    def read(self, table: Table, column: str, ntype: str, use: str = "") -> Any:
+    def read(self, table: ColumnTable, column: str, ntype: str, use: str = "") -> Any:
         """A column of ids of nodes of a type, as text."""
         ids, are_bytes = table.ids(column, use)
         self.check_form(ntype, are_bytes, f"column '{column}' of {table.path}")
@@ -134,7 +134,7 @@ class NamedNodes(IdColumns):
         self._asked: list[list[_Asked]] = []
         self._relations: dict[Relation, int] = {}
 
-    def add_table(self, ntype: str, table: Table, column: str) -> int:
+    def add_table(self, ntype: str, table: ColumnTable, column: str) -> int:
         """The nodes of a type are the rows of a table; returns their number.
 
         Raises
@@ -193,13 +193,13 @@ class NamedNodes(IdColumns):
                     give_back()
         return named
 
-    def _ask(self, piece: Table, end: str | Column, column: str, counts: Mapping[str, int],
+    def _ask(self, piece: ColumnTable, end: str | Column, column: str, counts: Mapping[str, int],
              is_open: bool, size: int, named: set[str]) -> tuple[dict[str, int], np.ndarray]:
         """The questions for one end of edges, and the value of each row, as :class:`_Asked` has it.
         """
         questions: dict[str, int] = {}
 
-        def value(ntype: str, rows: Table) -> np.ndarray:
+        def value(ntype: str, rows: ColumnTable) -> np.ndarray:
             if counts.get(ntype) and ntype not in self._tables:
                 return self.numbers(rows, column, ntype, counts[ntype])
             ids = self.read(rows, column, next(iter(self._tables), ALL) if ntype == ALL else ntype)
@@ -239,8 +239,8 @@ class NamedNodes(IdColumns):
 
     def node_ids(self) -> dict[str, NodeIds]:
         """The ids of all types."""
-        arrays = mapped([file for texts in self._texts.values()
-                         for file in (texts.offsets, texts.text)], self._path())
+        arrays = mapped_files([file for texts in self._texts.values()
+                               for file in (texts.offsets, texts.text)], self._path())
         return {ntype: NodeIds(*pair)
                 for ntype, pair in zip(self._texts, zip(arrays[::2], arrays[1::2]))}
 
@@ -268,8 +268,8 @@ class NamedNodes(IdColumns):
                         found[-1][relation] = src, dst
                     for file, side in zip(found[-1][relation], numbers):
                         file.append(side)
-        arrays = iter(mapped([file for files in found for pair in files.values()
-                              for file in pair], self._path()))
+        arrays = iter(mapped_files([file for files in found for pair in files.values()
+                                    for file in pair], self._path()))
         every = [{relation: EdgeArrays(next(arrays), next(arrays)) for relation in files}
                  for files in found]
         return [{relation: edges[relation] for relation in sorted(edges)} for edges in every]

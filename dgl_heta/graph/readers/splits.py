@@ -11,7 +11,7 @@ import numpy as np
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.column_values import arrow, first
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.readers.times import Instants, instants
 from dgl_heta.graph.source import MASKS
 from dgl_heta.system.disk import forget, row_starts
@@ -20,7 +20,7 @@ WORDS = ("train", "val", "test")
 _KEYS = ("ratios", "seed", "time", "time_format")
 
 
-def masks_of(split: Any, table: Table, labels: np.ndarray, kind: str, where: str,
+def masks_of(split: Any, table: ColumnTable, labels: np.ndarray, kind: str, where: str,
              unlabelled: float | None = None, file: Path | None = None
              ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The three masks, bool, a row per node, and what a store keeps of a split by time.
@@ -49,7 +49,7 @@ def masks_of(split: Any, table: Table, labels: np.ndarray, kind: str, where: str
         labelled &= labels >= 0
     labelled = labelled.reshape(len(labels), -1).any(1)
     if isinstance(split, str):
-        part = words(table, split)
+        part = split_words(table, split)
     elif isinstance(split, dict) and "ratios" in split and {*split} <= {*_KEYS}:
         times = _times(split, table, labelled, where, file)
         ratios = _ratios(split, where)
@@ -68,8 +68,8 @@ def masks_of(split: Any, table: Table, labels: np.ndarray, kind: str, where: str
     return masks, record
 
 
-def words(table: Table, name: str, use: str = " that says which split a node is in"
-          ) -> np.ndarray:
+def split_words(table: ColumnTable, name: str, use: str = " that says which split a node is in"
+                ) -> np.ndarray:
     """For each row of a table which of :data:`WORDS` a column has; -1 where it is empty."""
     pa, pc = arrow(), arrow("pyarrow.compute")
     table.check(name, use)
@@ -84,7 +84,7 @@ def words(table: Table, name: str, use: str = " that says which split a node is 
     return np.concatenate(codes)
 
 
-def _times(split: dict[str, Any], table: Table, labelled: np.ndarray, where: str,
+def _times(split: dict[str, Any], table: ColumnTable, labelled: np.ndarray, where: str,
            file: Path | None) -> Instants | None:
     """The times that a split is by, if it is."""
     form = split.get("time_format")

@@ -19,7 +19,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text
 from dgl_heta.graph.readers.columns import numbers
 from dgl_heta.graph.readers.sizes import EXPANSION, expanded
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.readers.times import instants
 from dgl_heta.system.disk import array_of, forget
 
@@ -35,7 +35,7 @@ _YEAR = 365.2425 * _DAY
 _WEEK, _MONDAY = 7 * _DAY, 3 * _DAY  # 1970 began on a Thursday
 
 
-def table_features(table: Table, columns: Mapping[str, Any], rows: np.ndarray | None = None,
+def table_features(table: ColumnTable, columns: Mapping[str, Any], rows: np.ndarray | None = None,
                    file: Path | None = None) -> tuple[np.ndarray, list[dict]]:
     """The features of the nodes of a table, float32, and how each column became some.
 
@@ -97,11 +97,11 @@ class _Way(ABC):
     needed = True
     width = 0
 
-    def __init__(self, table: Table, name: str) -> None:
+    def __init__(self, table: ColumnTable, name: str) -> None:
         self.table, self.name, self.record = table, name, dict[str, Any]()
 
     @abstractmethod
-    def see(self, piece: Table) -> None:
+    def see(self, piece: ColumnTable) -> None:
         """Find out what the rows of a piece say."""
 
     @abstractmethod
@@ -110,11 +110,11 @@ class _Way(ABC):
         value."""
 
     @abstractmethod
-    def rows(self, piece: Table) -> np.ndarray:
+    def rows(self, piece: ColumnTable) -> np.ndarray:
         """The features of the rows of a piece."""
 
 
-def _way(table: Table, name: str, text: str) -> _Way:
+def _way(table: ColumnTable, name: str, text: str) -> _Way:
     """What makes features of a column."""
     kind, _, option = text.partition(":")
     width = int(option) if option.isascii() and option.isdigit() and len(option) < 6 else 0
@@ -165,12 +165,12 @@ class _Numbers(_Way):
     The mean stands where one is missing; `indicator`: then a 1 in rows that miss one.
     """
 
-    def __init__(self, table: Table, name: str, kind: str, indicator: bool) -> None:
+    def __init__(self, table: ColumnTable, name: str, kind: str, indicator: bool) -> None:
         super().__init__(table, name)
         self.kind, self._indicator, self._moments = kind, indicator, _Moments()
         self._width, self._missing = 0, 0
 
-    def see(self, piece: Table) -> None:
+    def see(self, piece: ColumnTable) -> None:
         values = self._values(piece)
         if values is not None:
             self._moments.add(values)
@@ -183,7 +183,7 @@ class _Numbers(_Way):
             raise InputError(f"column '{self.name}' of {self.table.path} has no number in any row")
         return len(self._mean) + self._indicator
 
-    def rows(self, piece: Table) -> np.ndarray:
+    def rows(self, piece: ColumnTable) -> np.ndarray:
         values, standardise = self._values(piece), self.kind == "number"
         if values is None:
             values = np.full((piece.num_rows, len(self._mean)), np.nan)
@@ -219,7 +219,7 @@ class _Numbers(_Way):
         if self._indicator:
             self.record["indicator"] = True
 
-    def _values(self, piece: Table) -> np.ndarray | None:
+    def _values(self, piece: ColumnTable) -> np.ndarray | None:
         """The numbers of a piece, NaN where one is missing; None where it has none at all."""
         (column,) = piece.columns([self.name])
         if column.null_count == len(column):
@@ -238,11 +238,11 @@ class _Category(_Way):
 
     kind = "category"
 
-    def __init__(self, table: Table, name: str) -> None:
+    def __init__(self, table: ColumnTable, name: str) -> None:
         super().__init__(table, name)
         self._known: set[str] = set()
 
-    def see(self, piece: Table) -> None:
+    def see(self, piece: ColumnTable) -> None:
         self._known.update(arrow("pyarrow.compute").unique(_words(piece, self.name)).to_pylist())
 
     def found(self) -> int:
@@ -253,7 +253,7 @@ class _Category(_Way):
                              "it as text or number, or not")
         return len(names)
 
-    def rows(self, piece: Table) -> np.ndarray:
+    def rows(self, piece: ColumnTable) -> np.ndarray:
         pa, pc = arrow(), arrow("pyarrow.compute")
         names = pa.array(self.record["values"], pa.large_string())
         places = pc.index_in(_words(piece, self.name), value_set=names)
@@ -272,12 +272,12 @@ class _Date(_Way):
 
     kind = "date"
 
-    def __init__(self, table: Table, name: str, parts: bool) -> None:
+    def __init__(self, table: ColumnTable, name: str, parts: bool) -> None:
         super().__init__(table, name)
         self._parts = parts
         self._moments, self._periods = _Moments(), [_YEAR, _WEEK]
 
-    def see(self, piece: Table) -> None:
+    def see(self, piece: ColumnTable) -> None:
         seconds = self._seconds(piece)
         self._moments.add(seconds[:, None])
         if len(self._periods) == 2 and np.nan_to_num(seconds % _DAY).any():
@@ -292,7 +292,7 @@ class _Date(_Way):
             self.record |= {"mean": float(mean), "deviation": float(deviation)}
         return (not self._parts) + 2 * len(self._periods)
 
-    def rows(self, piece: Table) -> np.ndarray:
+    def rows(self, piece: ColumnTable) -> np.ndarray:
         seconds = self._seconds(piece)
         self.record["missing"] += int(np.isnan(seconds).sum())
         columns = [] if self._parts else [
@@ -302,7 +302,7 @@ class _Date(_Way):
             columns += [np.sin(angle), np.cos(angle)]
         return np.nan_to_num(np.stack(columns, 1)).astype(np.float32)
 
-    def _seconds(self, piece: Table) -> np.ndarray:
+    def _seconds(self, piece: ColumnTable) -> np.ndarray:
         """Seconds since 1970, NaN where there is no time."""
         (column,) = piece.columns([self.name])
         piece.check_sort(self.name, column, ("time", "text"), "a date is a date, a timestamp, or "
@@ -319,17 +319,17 @@ class _Text(_Way):
 
     kind = "text"
 
-    def __init__(self, table: Table, name: str, width: int) -> None:
+    def __init__(self, table: ColumnTable, name: str, width: int) -> None:
         super().__init__(table, name)
         self.record = {"width": width, "hash": "crc32"}
 
-    def see(self, piece: Table) -> None:
+    def see(self, piece: ColumnTable) -> None:
         _words(piece, self.name)
 
     def found(self) -> int:
         return int(self.record["width"])
 
-    def rows(self, piece: Table) -> np.ndarray:
+    def rows(self, piece: ColumnTable) -> np.ndarray:
         width = self.record["width"]
         text = _words(piece, self.name).to_pylist()
         rows = np.zeros((len(text), width), np.float32)
@@ -341,7 +341,7 @@ class _Text(_Way):
         return rows / np.where(length > 0, length, 1)
 
 
-def _words(table: Table, name: str) -> Any:
+def _words(table: ColumnTable, name: str) -> Any:
     (column,) = table.columns([name])
     table.check_sort(name, column, ("text", "bytes", *NUMBERS), "categories and texts are text, "
                      "numbers or truth values")

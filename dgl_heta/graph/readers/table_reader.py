@@ -24,7 +24,7 @@ MISSING = ("nan", "NaN", "NAN")
 """Texts that programs write into a CSV where there is no value."""
 
 
-class Table:
+class ColumnTable:
     """A table in one file or in several, open for reading; columns are read when asked for.
 
     Parameters
@@ -162,13 +162,13 @@ class Table:
         """Rows of each of its files, once columns were read."""
         return np.diff(self._ends, prepend=0)
 
-    def where(self, rows: np.ndarray) -> Table:
+    def where(self, rows: np.ndarray) -> ColumnTable:
         """These rows of the table (their numbers, ascending) as a table."""
         part = copy(self)
         part._rows = rows if self._rows is None else self._rows[rows]
         return part
 
-    def unnested(self, name: str, use: str) -> tuple[Table, np.ndarray]:
+    def unnested(self, name: str, use: str) -> tuple[ColumnTable, np.ndarray]:
         """The table with a row for each value of a column, if that is one of lists, and the rows
         of these, int64. Errors are as of :meth:`columns`."""
         (column,) = self.columns([name], use)
@@ -180,7 +180,7 @@ class Table:
         table._unnested = {name: pc.list_flatten(column)}
         return table, rows
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Table]:
+    def pieces(self, names: Sequence[str]) -> Iterator[ColumnTable]:
         """The table as tables of some of its rows, one after the other, with some of its columns.
 
         A piece may have no rows.

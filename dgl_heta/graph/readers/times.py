@@ -16,7 +16,7 @@ import numpy as np
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, sort_of
 from dgl_heta.graph.readers.columns import NO_NUMBER
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.source import check_seconds
 from dgl_heta.system.disk import forget, new_array
 
@@ -52,7 +52,7 @@ class Instants:
     text: Callable[[int], Any]
 
 
-def instants(table: Table, name: str, form: str | None, needed: np.ndarray,
+def instants(table: ColumnTable, name: str, form: str | None, needed: np.ndarray,
              file: Path | None = None) -> Instants:
     """The times in a column of a table.
 
@@ -89,7 +89,7 @@ def instants(table: Table, name: str, form: str | None, needed: np.ndarray,
     return times
 
 
-def _mapped(table: Table, name: str, needed: np.ndarray, file: Path, zoned: bool) -> Instants:
+def _mapped(table: ColumnTable, name: str, needed: np.ndarray, file: Path, zoned: bool) -> Instants:
     """The times of a column of dates or timestamps, which is read in pieces."""
     keys, known, low = new_array(file, np.int64, (2, len(needed))), np.zeros_like(needed), 0
     for piece in table.pieces([name]):
@@ -101,7 +101,7 @@ def _mapped(table: Table, name: str, needed: np.ndarray, file: Path, zoned: bool
     return _moments(keys[1], keys[0], known, zoned)
 
 
-def seconds(table: Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+def column_seconds(table: ColumnTable, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The times in a column, each row's, as whole seconds since 1970 in UTC: int64, rounded down,
     and rounded up.
 
@@ -174,7 +174,7 @@ def _typed(column: Any) -> Instants:
                     zoned=getattr(kind, "tz", None) is not None)
 
 
-def _numbers(table: Table, name: str, column: Any) -> Instants:
+def _numbers(table: ColumnTable, name: str, column: Any) -> Instants:
     pa, pc = arrow(), arrow("pyarrow.compute")
     sort = sort_of(column.type)
     if sort == "float":
@@ -192,7 +192,7 @@ def _numbers(table: Table, name: str, column: Any) -> Instants:
     return Instants((np.asarray(keys),), known, value)
 
 
-def _written(table: Table, name: str, column: Any) -> Instants:
+def _written(table: ColumnTable, name: str, column: Any) -> Instants:
     """Numbers, or times of ISO 8601, as text."""
     pa, pc = arrow(), arrow("pyarrow.compute")
     text = pc.utf8_trim_whitespace(column)
@@ -237,7 +237,7 @@ def _written(table: Table, name: str, column: Any) -> Instants:
     return _moments(seconds, nanoseconds, known, zoned=bool(zoned))
 
 
-def _formatted(table: Table, name: str, column: Any, form: str) -> Instants:
+def _formatted(table: ColumnTable, name: str, column: Any, form: str) -> Instants:
     """Text of a format of the user's."""
     _check_format(form)
     encoded = column.dictionary_encode()

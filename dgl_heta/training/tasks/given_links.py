@@ -10,8 +10,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, quoted
 from dgl_heta.graph.readers.named import IdColumns
-from dgl_heta.graph.readers.splits import WORDS, words
-from dgl_heta.graph.readers.table_reader import Table
+from dgl_heta.graph.readers.splits import WORDS, split_words
+from dgl_heta.graph.readers.table_reader import ColumnTable
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.held_out import Edges
 from dgl_heta.store import Store
@@ -53,10 +53,10 @@ def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) ->
     path = Path(path)
     if not path.is_file():
         raise InputError(f"task.links: there is no file {path}")
-    table = Table(path)
+    table = ColumnTable(path)
     places, sources, destinations = link_ends(table, store, relations, "task.links", "src", "dst")
     links = Links(places, sources, destinations, np.zeros(len(places), np.int64))
-    split = words(table, "split", " for task.links")
+    split = split_words(table, "split", " for task.links")
     _check_apart(table, links, split)
     of_splits = {name: links.at(split == i) for i, name in enumerate(WORDS)}
     if not len(of_splits["val"].places) and not len(of_splits["test"].places):
@@ -67,8 +67,8 @@ def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) ->
     return of_splits
 
 
-def link_ends(table: Table, store: Store, relations: Sequence[Relation], what: str, *columns: str
-              ) -> tuple[np.ndarray, ...]:
+def link_ends(table: ColumnTable, store: Store, relations: Sequence[Relation], what: str,
+              *columns: str) -> tuple[np.ndarray, ...]:
     """Of each row of a table the place of its relation, and the nodes that two columns name,
     int64. `what` is the setting that names the table.
 
@@ -90,7 +90,7 @@ def link_ends(table: Table, store: Store, relations: Sequence[Relation], what: s
     return _places(table, store, relations, len(ends[0]), what), *ends
 
 
-def _places(table: Table, store: Store, relations: Sequence[Relation], rows: int, what: str
+def _places(table: ColumnTable, store: Store, relations: Sequence[Relation], rows: int, what: str
             ) -> np.ndarray:
     """The place of the relation of each of the rows."""
     if len(relations) == 1:
@@ -103,7 +103,7 @@ def _places(table: Table, store: Store, relations: Sequence[Relation], rows: int
     return np.array([relations.index(relation) for relation in named], np.int64)[codes]
 
 
-def _check_apart(table: Table, links: Links, split: np.ndarray) -> None:
+def _check_apart(table: ColumnTable, links: Links, split: np.ndarray) -> None:
     """Refuse a link in two splits: what is trained on would be asked for."""
     order = np.lexsort(links[::-1])
     order = order[split[order] >= 0]

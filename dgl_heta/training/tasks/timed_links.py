@@ -15,8 +15,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.splits import WORDS
-from dgl_heta.graph.readers.table_reader import Table
-from dgl_heta.graph.readers.times import seconds
+from dgl_heta.graph.readers.table_reader import ColumnTable
+from dgl_heta.graph.readers.times import column_seconds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import ALWAYS
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
@@ -45,10 +45,10 @@ def read_timed_links(store: Store, relations: Sequence[Relation], task: TaskSett
         before all data; nothing that says what is for training.
     """
     src, dst, time = _COLUMNS if task.columns == TaskSettings().columns else task.columns
-    whole = Table(Path(str(task.table)), seed_files(str(task.table)))
+    whole = ColumnTable(Path(str(task.table)), seed_files(str(task.table)))
     table, rows = whole.unnested(dst, " for the destinations of task.table")
     places, sources, destinations = link_ends(table, store, relations, "task.table", src, dst)
-    times, _ = seconds(table, time)
+    times, _ = column_seconds(table, time)
     part = split_of(whole)
     part = split_by_time(None if part is None else part[rows], times, task)
     used = np.flatnonzero(part >= 0)

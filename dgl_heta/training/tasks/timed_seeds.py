@@ -14,9 +14,9 @@ from dgl_heta.graph.labels import NodeLabels
 from dgl_heta.graph.readers.arrays import class_labels
 from dgl_heta.graph.readers.columns import numbers
 from dgl_heta.graph.readers.named import IdColumns
-from dgl_heta.graph.readers.splits import WORDS, words
-from dgl_heta.graph.readers.table_reader import Table
-from dgl_heta.graph.readers.times import read_instant, seconds
+from dgl_heta.graph.readers.splits import WORDS, split_words
+from dgl_heta.graph.readers.table_reader import ColumnTable
+from dgl_heta.graph.readers.times import column_seconds, read_instant
 from dgl_heta.graph.source import ALWAYS, MASKS, check_seconds
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
@@ -97,7 +97,7 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
         A file that is no such table, an id that no node has, a seed that is given twice, one from
         before its node's row or before all data; nothing that says what is for training.
     """
-    table = None if task.table is None else Table(Path(task.table), seed_files(task.table))
+    table = None if task.table is None else ColumnTable(Path(task.table), seed_files(task.table))
     rows = store.row_times(ntype)
     part = None
     if table is None:
@@ -118,7 +118,7 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
         table.check(id_, f" of ids of '{ntype}' (task.columns)")
         nodes = IdColumns().numbers(table, id_, ntype, store.schema.node_counts[ntype],
                                     None if own is None else own.to_arrow()).astype(np.int64)
-        times, up = seconds(table, time)
+        times, up = column_seconds(table, time)
         labels = _labels(table, label, store, ntype, task)
         part = split_of(table)
     part = split_by_time(part, times, task)
@@ -130,7 +130,8 @@ def seed_table(store: Store, ntype: str, task: TaskSettings, labels: NodeLabels 
     return seeds
 
 
-def _labels(table: Table, name: str, store: Store, ntype: str, task: TaskSettings) -> NodeLabels:
+def _labels(table: ColumnTable, name: str, store: Store, ntype: str, task: TaskSettings
+            ) -> NodeLabels:
     """The labels of a table's rows."""
     features = store.manifest.info.get("columns", {})
     if name in [record.get("column") for record in features.get(ntype, ())]:
@@ -143,12 +144,12 @@ def _labels(table: Table, name: str, store: Store, ntype: str, task: TaskSetting
     return NodeLabels(rows, str(task.kind), None, task.unlabelled, what)
 
 
-def split_of(table: Table) -> np.ndarray | None:
+def split_of(table: ColumnTable) -> np.ndarray | None:
     """The split of each row, by the file or the word that it has."""
     if table.path.is_dir():
         return np.repeat(np.arange(len(WORDS), dtype=np.int8), table.counts)
     if "split" in table.names:
-        return words(table, "split", " of task.table").astype(np.int8)
+        return split_words(table, "split", " of task.table").astype(np.int8)
     return None
 
 
