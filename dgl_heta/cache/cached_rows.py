@@ -14,9 +14,9 @@ from dgl_heta.features.row_files import CPU, MappedRows, RowSource, move
 from dgl_heta.features.row_kernels import gather_cached, gather_rows, gather_to
 
 _FILL = 8 * 2**20  # bytes copied at a time
-_REPLACING = threading.Lock()
+_REPLACING = threading.RLock()
 """Held from the look for rows until others have taken their slots: threads of several loaders read.
-"""
+A thread takes it again where the rows come from another cache."""
 
 
 class CachedRows:

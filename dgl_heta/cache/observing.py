@@ -26,7 +26,7 @@ from dgl_heta.features.row_files import CalledRows, RowSource
 from dgl_heta.features.row_kernels import count_ids
 
 log = logging.getLogger("dgl_heta")
-_OBSERVING = threading.Lock()
+_OBSERVING = threading.RLock()  # the rows may come from another cache
 
 
 @dataclass

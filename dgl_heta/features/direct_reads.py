@@ -93,6 +93,9 @@ def read_extents(extents: Extents) -> None:
     ------
     HetaError
         The file has become shorter, cannot be read, or the disk does not answer.
+
+    After an error, an interrupt too, the memory must not be used for other reads: some of these may
+    still come and write to it.
     """
     try:
         context = _context(os.getpid())
@@ -100,8 +103,12 @@ def read_extents(extents: Extents) -> None:
             _by_threads(extents)
         else:
             context.read(extents)
-    except OSError as error:
-        raise HetaError(f"cannot read {extents.path}: {error.strerror or error}") from None
+    except BaseException as error:
+        _abandoned.append(extents.memory)
+        _context.cache_clear()  # ends of these reads would count as those of the next ones
+        if isinstance(error, OSError):
+            raise HetaError(f"cannot read {extents.path}: {error.strerror or error}") from None
+        raise
 
 
 class _Context:
@@ -150,7 +157,6 @@ class _Context:
             got = self._call(self._events, self._context, ctypes.c_long(least),
                              ctypes.c_long(_DEPTH), ctypes.c_void_p(events.ctypes.data), limit)
             if not got:
-                _abandoned.append((extents.memory, blocks))
                 raise HetaError(f"{extents.path}: the disk has not answered for {_LIMIT_S} s")
             done = events[:got]
             ended += got
@@ -165,7 +171,7 @@ class _Context:
             extents.finish(index, size)
 
 
-_abandoned: list[object] = []
+_abandoned: list[mmap.mmap] = []
 """Memory of reads that did not end: they may still come and write to it, so it must stay."""
 
 

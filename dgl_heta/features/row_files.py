@@ -213,8 +213,12 @@ class DirectRows:
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
         with _lock:
             arena = _room(int(bounds[-1]))
-            read_extents(Extents(self._path, self._file, arena, starts[:count], bounds,
-                                 self._bytes))
+            try:
+                read_extents(Extents(self._path, self._file, arena, starts[:count], bounds,
+                                     self._bytes))
+            except BaseException:
+                _forget_arena()  # reads that are under way still write to it
+                raise
             scatter_from(np.frombuffer(arena, np.uint8), offsets[:rows],
                          places[order[done:done + rows]], target)
         return done + int(rows)
@@ -263,6 +267,11 @@ def _room(size: int) -> mmap.mmap:
     if _arena is None or len(_arena) < size:
         _arena = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return _arena
+
+
+def _forget_arena() -> None:
+    global _arena
+    _arena = None
 
 
 @kernel

@@ -7,8 +7,9 @@ another relation joins, too, and how many it would by chance, with the destinati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -100,20 +101,23 @@ def said(what: str, some: Iterable[Overlap], remedy: str) -> list[str]:
     return [f"{what}: {'; '.join(shown)}; {remedy}"] if worth else []
 
 
-def overlaps(store: Store, relations: Sequence[Relation]) -> list[Overlap]:
+def overlaps(store: Store, relations: Sequence[Relation], given: Mapping[
+        Relation, tuple[np.ndarray, np.ndarray]] = MappingProxyType({})) -> list[Overlap]:
     """The links that each relation has in common with every relation between its node types, and
-    with itself in the opposite direction; without what has nothing in common."""
+    with itself in the opposite direction; without what has nothing in common. Relations that the
+    graph has not are `given`: their sources and destinations."""
     alike = []
     most = max(MOST // len(relations), 1000)
     for src, dst in dict.fromkeys((r.src, r.dst) for r in relations):
         own = [r for r in relations if (r.src, r.dst) == (src, dst)]
         parts, generator = [], np.random.default_rng(0)
         for relation in own:
-            edges = store.schema.edge_counts[relation]
+            ends = given.get(relation)
+            edges = store.schema.edge_counts[relation] if ends is None else len(ends[0])
             positions = (np.arange(edges) if edges <= most else
                          np.sort(generator.integers(0, edges, most)))
-            parts.append(edge_ends(relation, store.relation(relation), positions,
-                                   store.schema.node_counts))
+            parts.append((ends[0][positions], ends[1][positions]) if ends else edge_ends(
+                relation, store.relation(relation), positions, store.schema.node_counts))
         sources = np.concatenate([ends[0] for ends in parts])
         right = Joined(own[0], sources, np.concatenate([ends[1] for ends in parts]))
         shuffled = Joined(own[0], sources, np.concatenate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm, make_comms
-from dgl_heta.errors import InputError, listing, several
+from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.sampler import Fanout
 from dgl_heta.training.batches import Batch, Batches, Sampler
@@ -63,7 +64,10 @@ class Loader:
             "fanouts": _told(fanouts), "batch_size": batch_size, "shuffle": self._shuffle,
             "seed": self._seed})
         apart = None
-        if part.plan.exchanges_while_sampling and part.source.ahead:
+        # Two passes at once would meet in one process group.
+        self._one_at_a_time = part.plan.exchanges_while_sampling and part.source.ahead
+        self._running: weakref.ref[_Pass] | None = None
+        if self._one_at_a_time:
             # Several loaders may sample at once, each by a thread of its own: what workers agree on
             # must not meet in one process group.
             _, apart = make_comms(part.plan, part.traffic[1], part.settings.run.timeout_s,
@@ -106,7 +110,15 @@ class Loader:
         return self._pass(self.steps("train", epoch), epoch << 20, epoch)
 
     def _pass(self, steps: Sequence[Step], first: int, epoch: int) -> Iterator[Batch]:
-        return self._batches.of_steps(self._sampler, steps, first, max(epoch - 1, 0))
+        batches = self._batches.of_steps(self._sampler, steps, first, max(epoch - 1, 0))
+        if not self._one_at_a_time:
+            return batches
+        before = None if self._running is None else self._running()
+        if before is not None:
+            before.end()
+        running = _Pass(batches)
+        self._running = weakref.ref(running)
+        return running
 
     def steps(self, split: str, epoch: int) -> Sequence[Any]:
         """The steps of an epoch of training."""
@@ -122,6 +134,30 @@ class Loader:
 
     def without(self, step: Any) -> Mapping[Relation, np.ndarray] | None:
         """The edges that must not carry messages: none."""
+
+
+class _Pass(Iterator[Batch]):
+    """The batches of a pass, until another one begins."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches, self._ended = batches, False
+
+    def __next__(self) -> Batch:
+        if self._ended:
+            raise HetaError("a pass over a loader ended where another one over it began, as they "
+                            "sample ahead by one process group; make a loader for each, or set "
+                            "train.batches = on-demand")
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End it early, as that of a generator."""
+        getattr(self._batches, "close", lambda: None)()
+
+    def end(self) -> None:
+        """End it for another one, if it has not ended by itself."""
+        if getattr(self._batches, "gi_frame", None) is not None:
+            self._ended = True
+            self.close()
 
 
 class LinkLoader(Loader):
@@ -147,7 +183,8 @@ class LinkLoader(Loader):
         return {"links": self._task.splits[self._split]}
 
     def ordered(self, shuffle: tuple[int, int] | None) -> Sequence[Any]:
-        return self._task.steps(self._split, 0 if shuffle is None else shuffle[1], self._size)
+        return self._task.steps(self._split, 0 if shuffle is None else shuffle[1], self._size,
+                                shuffle=shuffle is not None)
 
     def seeds(self, step: Any, worker: int, workers: int) -> dict[str, np.ndarray]:
         return self._task.seeds(step, worker, workers)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dgl_heta.errors import HetaError, InputError, several
+from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.report.epoch_records import CAUSES, STAGES, EpochRecord
 from dgl_heta.report.metrics_log import Line, log_line, log_lines
@@ -36,6 +36,7 @@ from dgl_heta.training.preemption import (
 from dgl_heta.training.recorded import best_epoch
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.summary import OwnEpoch, further_scores, summarize
+from dgl_heta.training.tasks import NodePrediction
 from dgl_heta.training.trained_model import consolidate
 
 logger = logging.getLogger("dgl_heta")
@@ -73,7 +74,7 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
     log = run_dir / "metrics.jsonl"
     said = report if first else lambda event: None
     start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume, said)
-    last, stopped = start, _stops(settings, start, best)
+    last, stopped = start, _stops(engine, start, best)
     if first:
         (run_dir / "summary.json").unlink(missing_ok=True)  # of fewer epochs: the run goes on
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
@@ -94,7 +95,7 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
                 best = {"epoch": epoch, "val_acc": score}
             if engine.schedule is not None:
                 engine.schedule.step(score)
-            last, stopped = epoch, _stops(settings, epoch, best)
+            last, stopped = epoch, _stops(engine, epoch, best)
             history.append(record)
             if first:  # before the checkpoint: a line without one is dropped when the run goes on
                 _append(log, record.to_json())
@@ -148,7 +149,7 @@ def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identit
     _check_directory(engine, run_dir, resume)
     best, begun = _restore(engine, run_dir, start, identity, report)
     if begun.step and (start.epoch >= settings.train.epochs
-                       or _stops(settings, start.epoch, best)):
+                       or _stops(engine, start.epoch, best)):
         # It is to have no further epoch now, so the steps of one do not count.
         best, begun = _restore(engine, run_dir, Position(start.epoch), identity)
     history = _history(log, start.epoch)
@@ -210,6 +211,9 @@ def _check_seeds(engine: Engine) -> None:
             f"no node of {' or '.join(repr(t) for t in engine.task.targets)} is in train_mask and "
             "has a label")
         raise InputError(f"there is nothing to train on: {what}{elsewhere}")
+    if isinstance(engine.task, NodePrediction) and (idle := engine.task.untrained()):
+        raise InputError(f"there is nothing to train on for {listing(idle)}: no node is in "
+                         "train_mask and has a label; name the others alone by task.targets")
 
 
 def _check_validation(engine: Engine, validates: bool) -> None:
@@ -226,11 +230,16 @@ def _check_validation(engine: Engine, validates: bool) -> None:
                              f"leave train.{name} out")
 
 
-def _stops(settings: Settings, epoch: int, best: dict[str, Any]) -> bool:
-    """Return whether training ends after an epoch, early: it follows from the checkpoint alone."""
-    patience = settings.train.early_stopping
-    return (patience is not None and bool(best) and epoch % settings.train.eval_every == 0
-            and epoch - best["epoch"] >= patience)
+def _stops(engine: Engine, epoch: int, best: dict[str, Any]) -> bool:
+    """Return whether training ends after an epoch, early: it follows from the checkpoint alone.
+
+    All workers call it alike. Where they differ it goes on until they are made equal: no epoch
+    before can have been the best one.
+    """
+    train = engine.settings.train
+    due = (train.early_stopping is not None and bool(best) and epoch % train.eval_every == 0
+           and epoch - best["epoch"] >= train.early_stopping)
+    return due and engine.wrapped.equal()
 
 
 def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:

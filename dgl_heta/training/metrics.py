@@ -329,7 +329,7 @@ def averaged(name: str, right: np.ndarray, predicted: np.ndarray, support: np.nd
 
 
 def coefficient(sums: np.ndarray) -> float:
-    """The coefficient of determination R², the mean over outputs that some nodes have.
+    """R², its mean over outputs that some nodes have; of one value alone 1 if it is met, else 0.
 
     Parameters
     ----------
@@ -337,7 +337,8 @@ def coefficient(sums: np.ndarray) -> float:
     """
     squares, count, right, right_squared = sums[:, sums[1] > 0]
     spread = right_squared - right ** 2 / count
-    return float(np.mean(1 - squares / np.maximum(spread, 1e-300)))
+    varied = spread > 1e-12 * right_squared  # by more than rounding
+    return float(np.mean(np.where(varied, 1 - squares / np.where(varied, spread, 1), squares == 0)))
 
 
 def of_classes(right: np.ndarray, predicted: np.ndarray, support: np.ndarray

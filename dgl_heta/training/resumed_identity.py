@@ -123,7 +123,10 @@ def check_alike(world: Comm, store: Store, plan: Plan, settings: Settings, plugi
     mine = {"host": platform.node(), "version": __version__, "graph": store.manifest.checksum,
             "plan": _sum(_planned(plan)), "settings": {
                 **_sections(settings, _OF_MACHINE), "run": {"prove": settings.run.prove},
-                "cache": settings.cache.model_dump(include={"policy", "epochs"}),
+                # Of these a machine may have more or less, but with none it counts no visits.
+                "cache": {**settings.cache.model_dump(include={"policy", "epochs", "tables"}),
+                          "capacity_mb = 0": settings.cache.capacity_mb == 0,
+                          "profile": settings.cache.profile is not None},
                 **{f"plugins.{name}": given for name, given in settings.plugins.items()
                    if name not in own}}}
     first, *others = world.all_gather_json(mine, "control")

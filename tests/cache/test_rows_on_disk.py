@@ -45,6 +45,28 @@ def way(request, monkeypatch):
     direct_io._context.cache_clear()
 
 
+def test_rows_after_an_interrupt_are_those_that_are_asked_for(
+        on_disk, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that were under way come later: not into these rows, and they count as none of them."""
+    array = on_disk(20_000, 512)
+    source, rng, rounds = DirectRows(array), np.random.default_rng(0), iter(range(3))
+
+    def interrupt(*given: object) -> int:
+        if next(rounds, 0) == 1:
+            raise KeyboardInterrupt
+        return plain(*given)
+
+    where, name = ((direct_io._Context, "_call") if way == "asynchronous" else
+                   (direct_io.Extents, "finish"))
+    plain = getattr(where, name)
+    monkeypatch.setattr(where, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        source.read(rng.integers(0, 20_000, 600))
+    for size in (3, 40, 700):
+        ids = rng.integers(0, 20_000, size)
+        np.testing.assert_array_equal(source.read(ids), array[ids])
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("rows", "width", "dtype"), [
     (1, 1, "f4"), (5000, 7, "f4"), (3000, 789, "f4"), (40, 70_000, "f2"), (1000, 3, "f8"),

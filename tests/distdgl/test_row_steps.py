@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,10 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import numpy as np
 import pytest
+import torch
 
 from dgl_heta.distdgl.rows import embedding_steps
+from dgl_heta.distdgl.rows.embedding_table import Table
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked
 from tests.support.threads import ThreadComm, together
@@ -113,6 +116,30 @@ def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
                     np.testing.assert_array_equal(grads[at], sums[ids])
                     np.testing.assert_array_equal(times, counts[ids])
             assert sorted(updated) == np.flatnonzero(counts).tolist()
+
+
+def test_a_second_optimizer_begins_anew_for_copies_of_others_rows_too() -> None:
+    """In replicas: own rows and copies move alike, whatever an earlier optimizer has done."""
+    def rows(*shape: int) -> SimpleNamespace:
+        return SimpleNamespace(local_partition=torch.zeros(*shape))
+
+    def optimizer() -> SimpleNamespace:  # with states in the store, as DGL makes them
+        return Weak(_lr=0.1, _beta1=0.9, _beta2=0.999, _eps=1e-8,
+                    _state={"e": (rows(4), rows(4, 2), rows(4, 2))})
+
+    class Weak(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    table: Any = object.__new__(Table)
+    table.low, table.high, table.count, table._tensor = 0, 4, 8, rows(4, 2)
+    table._copies, table._state_copies = None, weakref.WeakKeyDictionary()
+    embedding = SimpleNamespace(name="e", heta=table, _tensor=table._tensor)
+    for made, grad, steps in ((optimizer(), 1.0, 9), (optimizer(), -1.0, 1)):
+        for _ in range(steps):
+            embedding_steps._update(
+                made, embedding, embedding_steps._adam, np.array([1, 6]), np.arange(2),
+                np.full((2, 2), grad, np.float32), np.ones(2, np.float32))
+    np.testing.assert_array_equal(table.local(table._tensor)[1], table.copies()[6])
 
 
 @pytest.mark.parametrize("other", [[0, 1, 2], [0, 2, 1], [0, 1]])

@@ -92,9 +92,10 @@ def test_scripts_and_their_options_are_those_in_the_tree() -> None:
         assert file.is_file(), f"{where}: no such script"
         count += 1
         if file.suffix == ".py" and words[0] == "python":
-            common = file.with_name("common.py")
-            text = file.read_text(encoding="utf-8") + (
-                common.read_text(encoding="utf-8") if common.exists() else "")
+            text = file.read_text(encoding="utf-8")
+            beside = [file.with_name(f"{name}.py") for name in
+                      ("common", *re.findall(r"^from (\w+) import", text, re.MULTILINE))]
+            text += "".join(each.read_text(encoding="utf-8") for each in beside if each.exists())
             for option in option_names(words):
                 assert f'"{option}"' in text, f"{where}: {script} has no {option}"
     assert count > 10

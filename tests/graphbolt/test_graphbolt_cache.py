@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +151,25 @@ def test_one_feature_with_visits_that_are_known() -> None:
     assert torch.equal(feature.read(), whole)
     with pytest.raises(InputError, match="visits of 3 rows"):
         CachedFeature(gb.TorchBasedFeature(whole), visits[:3]).read(torch.arange(3))
+
+
+@pytest.mark.parametrize("policy", ["hotness", "fifo"])
+def test_a_cache_may_stand_before_another_one(policy: str) -> None:
+    """As a GPU's before one in memory; a read does not wait for itself."""
+    whole, read = torch.randn(50, 4), []
+    made: dict[str, Any] = {"policy": policy, "gate": False, "counts": np.arange(50)}
+    inner = CachedFeature(gb.TorchBasedFeature(whole), capacity_mb=320e-6, **made)
+    outer = CachedFeature(inner, capacity_mb=160e-6, **made)
+
+    def work() -> None:
+        read.extend(outer.read(torch.arange(first, first + 30)) for first in (0, 20, 5))
+
+    reading = threading.Thread(target=work, daemon=True)
+    reading.start()
+    reading.join(PATIENCE)
+    assert not reading.is_alive()
+    assert len(read) == 3
+    assert all(torch.equal(rows, whole[at:at + 30]) for at, rows in zip((0, 20, 5), read))
 
 
 def test_visits_of_several_features_fill_the_cache_at_once() -> None:

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,8 +68,9 @@ def _trained(store: Path, more: tuple[str, ...]) -> Path:
     return run_dir
 
 
-def predict(run_dir: Path, out: Path, **wishes: object) -> np.ndarray:
-    PredictionJob(run_dir, out, **wishes).run(Plugins())  # type: ignore[arg-type]
+def predict(run_dir: Path, out: Path, report: Callable[[dict[str, Any]], None] = lambda event: None,
+            **wishes: object) -> np.ndarray:
+    PredictionJob(run_dir, out, **wishes).run(Plugins(), report)  # type: ignore[arg-type]
     return np.load(out)
 
 
@@ -111,7 +114,12 @@ def test_all_workers_together_compute_what_the_model_does(
         got = predict(run_dir, tmp_path / "embeddings.npy", what="embeddings", parts=2, chunk=9)
         np.testing.assert_allclose(got, hidden, rtol=1e-9, atol=1e-12)
     hidden, _ = directly(store, run_dir, "author")
-    got = predict(run_dir, tmp_path / "authors.npy", ntype="author", what="embeddings", parts=2)
+    said: list[dict[str, Any]] = []
+    got = predict(run_dir, tmp_path / "authors.npy", said.append, ntype="author",
+                  what="embeddings", parts=2)
+    assert [event["text"] for event in said if event["event"] == "note"] == [
+        "the model was trained for paper: what its last layer has for 'author' alone is as it was "
+        "drawn at the start"]
     np.testing.assert_allclose(got, hidden, rtol=1e-9, atol=1e-12)
     assert not [f for f in tmp_path.iterdir() if f.name.startswith(".")]
 

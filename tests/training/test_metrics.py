@@ -81,11 +81,13 @@ def test_metrics_of_labels_and_numbers_are_those_of_scikit_learn() -> None:
             "average_precision": known.average_precision_score(true[:, :3], outputs[:, :3])}
     tally = in_batches(LabelTally(4, want), outputs, true)
     assert {name: tally.value(name) for name in KINDS["multilabel"]} == pytest.approx(want)
-    outputs, numbers = rng.standard_normal((200, 2)), rng.standard_normal((200, 2))
+    outputs, numbers = rng.standard_normal((200, 4)), rng.standard_normal((200, 4))
+    numbers[:, 2:] = 0.5, 3  # one value alone, which is missed; and one that is met
+    outputs[:, 3] = 3
     squares = known.mean_squared_error(numbers, outputs)
     want = {"mae": known.mean_absolute_error(numbers, outputs), "mse": squares,
             "rmse": squares ** 0.5, "r2": known.r2_score(numbers, outputs)}
-    tally = in_batches(ValueTally(2), outputs, numbers)
+    tally = in_batches(ValueTally(4), outputs, numbers)
     assert {name: tally.value(name) for name in KINDS["regression"]} == pytest.approx(want)
 
 

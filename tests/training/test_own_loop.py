@@ -14,12 +14,15 @@ import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.models import HGNN, RGCNLayer
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.metatree import parse_metapaths
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.distributed import DistributedModel
+from dgl_heta.training.loader import Loader
 from tests.support import warm
 from tests.support.cuts import deal_pieces
 from tests.support.graphs import academic
@@ -226,6 +229,62 @@ def test_what_links_cannot_be_is_refused(parts: Path, settings: list[str], asked
                                          ) -> None:
     with pytest.raises(InputError, match=said):
         asked(dgl_heta.open_partition(parts / "two", [*SETTINGS, *settings]))
+
+
+def test_links_of_any_split_can_be_shuffled(parts: Path) -> None:
+    part = dgl_heta.open_partition(parts / "two", [*SETTINGS, "task.relation=writes"])
+    orders = []
+    for wish in (True, False, None):
+        loader = part.loader("val", [3, 3], batch_size=16, shuffle=wish)
+        orders += [np.concatenate([batch.step.positions for batch in loader]) for _ in range(2)]
+    first, second, *others = orders
+    assert sorted(first) == sorted(second) == others[0].tolist()
+    assert first.tolist() != second.tolist() != others[0].tolist()
+    assert all(order.tolist() == others[0].tolist() for order in others)
+
+
+def test_a_pass_ends_where_another_one_over_its_loader_begins() -> None:
+    """They would take each other's messages, where workers exchange while they sample ahead."""
+    loader: Any = SimpleNamespace(
+        _batches=SimpleNamespace(of_steps=lambda *given: (n for n in range(3))), _sampler=None,
+        _one_at_a_time=True, _running=None)
+    first = Loader._pass(loader, [], 0, 1)
+    assert next(first) == 0
+    assert [*Loader._pass(loader, [], 0, 2)] == [0, 1, 2]
+    with pytest.raises(HetaError, match="a pass over a loader ended where another one over it"):
+        next(first)
+    done = Loader._pass(loader, [], 0, 3)
+    assert [*done] == [0, 1, 2]
+    Loader._pass(loader, [], 0, 4)
+    assert [*done] == []
+
+
+def test_a_node_that_is_a_seed_and_a_neighbour_on_a_path_is_stepped_once(tmp_path: Path) -> None:
+    """Along metapaths it has two rows, whose gradients are summed; nothing goes layer by layer."""
+    source = academic(papers=60)
+    del source.node_arrays["paper"]["feat"]
+    write_store(source, tmp_path / "store")
+    store = Store(tmp_path / "store")
+    paths = parse_metapaths([["rev-writes", "writes"]], store.schema)
+    write_partition(store, make_plan(store.schema, ["paper"], 2, 1, paths), tmp_path / "part")
+    part = dgl_heta.open_partition(tmp_path / "part", SETTINGS)
+    model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
+    optimizer = part.row_optimizer(lr=0.05)
+    batch = next(iter(part.loader("train", [5, 5], batch_size=20)))
+    ids, table = batch.input_nodes["paper"], part.learnable.local["paper"]
+    assert len(np.unique(ids)) < len(ids)
+    before = table.value.clone()
+    got = model(batch)["paper"].square().sum()
+    leaf = torch.nn.Parameter(before)
+    reference = torch.optim.SparseAdam([leaf], lr=0.05)
+    got.backward()
+    leaf.grad = torch.sparse_coo_tensor(
+        torch.from_numpy(ids)[None], part.learnable._leaves["paper"].grad, before.shape).coalesce()
+    reference.step()
+    optimizer.step()
+    torch.testing.assert_close(table.value, leaf.detach())
+    with pytest.raises(InputError, match="an HGNN with one target, without metapaths"):
+        dgl_heta.predict_all(model, tmp_path / "rows.npy")
 
 
 def test_a_last_step_with_fewer_seeds_can_be_left_out(parts: Path) -> None:

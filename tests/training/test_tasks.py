@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
@@ -17,6 +20,7 @@ from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.training.loop import _check_seeds
 from dgl_heta.training.tasks import LinkPrediction, TrainingTask, make_task, resolve
 from tests.support.graphs import academic, with_tasks
 
@@ -125,6 +129,17 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
     assert seen, "no message was carried at all"
 
 
+def test_a_target_without_nodes_to_train_on_is_refused(tmp_path: Path) -> None:
+    """Its output would stay as it was drawn, and its scores would choose the best epoch."""
+    source = with_tasks(academic())
+    del source.node_arrays["author"]["train_mask"]
+    both = task(stored(source, tmp_path / "store"), "targets=paper,author")
+    engine: Any = SimpleNamespace(task=both, world=Comm(Traffic()),
+                                  steps=lambda split: both.steps(split, 0, 9))
+    with pytest.raises(InputError, match="nothing to train on for author: no node is in train_mas"):
+        _check_seeds(engine)
+
+
 def test_nodes_in_two_masks_are_said(tmp_path: Path) -> None:
     source = with_tasks(academic(dense=6))
     assert not task(stored(source, tmp_path / "apart"), "targets=paper").notes
@@ -183,6 +198,7 @@ def test_what_to_train_for_must_be_said_and_exist(store: Store) -> None:
         resolve(TaskSettings(), None, schema)
     assert resolve(TaskSettings(relation="writes", reverse=""), known, schema).kind == "link"
     for wishes, message in (
+        (["val_time=2026-03-01"], "task.val_time is about times, and the graph has none"),
         (["targets=institution"], "'institution' has no array 'label'"),
         (["kind=multilabel"], r"int64\[60\], but a task of kind 'multilabel' needs"),
         (["label=citations"], "needs whole numbers"),
@@ -196,6 +212,11 @@ def test_a_graph_can_come_with_another_kind_of_task(tmp_path: Path) -> None:
     write_store(source, tmp_path / "store")
     store = Store(tmp_path / "store")
     assert store.manifest.task == source.task
+    known = Task("paper", 2, unlabelled=-1)  # which says nothing of numbers, or of authors
+    for wishes, unlabelled in (({}, -1), ({"targets": ["author", "paper"]}, -1),
+                               ({"targets": ["author"]}, None), ({"kind": "regression"}, None)):
+        made = resolve(TaskSettings(**wishes), known, store.schema)
+        assert made.unlabelled == unlabelled
     made = make_task(store, load_settings(environ={}))
     assert (made.metric, made.outputs) == ("R²", {"paper": 2})
     for wrong, message in ((Task("paper", 2, "citations"), "needs whole numbers"),

@@ -370,8 +370,7 @@ def _update(optimizer: Any, embedding: Any, apply: Callable[..., None], ids: np.
         return
     # Rows of other machines are here in replicas alone; their optimizer states are copies, too.
     apply(optimizer, ids[inside] - table.low, at[inside], grads, counts[inside], *local)
-    names = ["value", *(f"state {i}" for i in range(len(local) - 1))]
-    copies = [table.copies(name, array) for name, array in zip(names, local)]
+    copies = [table.copies(), *table.state_copies(optimizer, local[1:])]
     apply(optimizer, ids[~inside], at[~inside], grads, counts[~inside], *copies)
 
 

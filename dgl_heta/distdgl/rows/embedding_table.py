@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,10 @@ class Table:
         count, width = self._tensor.shape
         self._slots: np.ndarray | None = None
         self.width, self.count = width, count
-        self._copies: dict[str, np.ndarray] = {}
+        self._copies: np.ndarray | None = None
+        # A script may make another optimizer later, whose states begin anew.
+        self._state_copies: weakref.WeakKeyDictionary[Any, list[np.ndarray]] = (
+            weakref.WeakKeyDictionary())
         self._pulled = np.zeros(count if self.replica else 0, bool)
         if self.replica:
             session.replicas[self._tensor._name] = self
@@ -75,7 +79,7 @@ class Table:
             return torch.from_numpy(gather_rows(self.local(self._tensor), ids - self.low))
         if not self.replica:
             return self._pull(self._tensor, torch.from_numpy(ids))
-        copies = self.copies("value", self.local(self._tensor))
+        copies = self.copies()
         # A replica's first value is the owner's; after that this trainer updates its copy itself.
         missing = np.unique(ids[~inside & ~self._pulled[ids]])
         if len(missing):
@@ -90,11 +94,20 @@ class Table:
         return self._pull(self._tensor, bare(index).to("cpu", torch.int64)) if self.replica else (
             self.read(index))
 
-    def copies(self, name: str, like: np.ndarray) -> np.ndarray:
+    def copies(self) -> np.ndarray:
         """Return this trainer's copies of rows that others own; only touched ones cost memory."""
-        if name not in self._copies:
-            self._copies[name] = np.zeros((self.count, *like.shape[1:]), like.dtype)
-        return self._copies[name]
+        if self._copies is None:
+            self._copies = self._zeros(self.local(self._tensor))
+        return self._copies
+
+    def state_copies(self, optimizer: Any, own: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return an optimizer's states of these copies; `own` are those of this machine's rows."""
+        if optimizer not in self._state_copies:
+            self._state_copies[optimizer] = [self._zeros(rows) for rows in own]
+        return self._state_copies[optimizer]
+
+    def _zeros(self, like: np.ndarray) -> np.ndarray:
+        return np.zeros((self.count, *like.shape[1:]), like.dtype)
 
     def local(self, tensor: Any) -> np.ndarray:
         """Return the rows of a DistTensor that this machine owns, in shared memory."""

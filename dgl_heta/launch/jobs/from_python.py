@@ -113,7 +113,9 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     met = join(store, plan, chosen, registry)
     use_kernel(registry.kernel(train.kernel, gpu=met.device.type == "cuda"))
     source = batch_source(registry, train.batches, plan, met.device)
-    part = Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met))
+    # There a node can have two rows: a seed of two workers' links, a node of two paths.
+    repeated = plan.targets if plan.metapaths or chosen.task.relation else ()
+    part = Partition(store, plan, chosen, source, met, rows_of(store, plan, chosen, met, repeated))
     part.cache_policy = registry.get("cache policy",
                                      chosen.cache.policy_on(met.device.type == "cuda"))
     return part

@@ -84,7 +84,7 @@ class PredictionJob:
         moment = None if self.time is None else read_instant(self.time, "--time")
         store.check_time(moment)
         widths = dict(spec.num_classes)
-        ntype = self._node_type(store, task, widths)
+        ntype = self._node_type(store, task, widths, report)
         output = self._output(store, task, ntype)
         sampled = Plan.from_json(recorded["plan"], store.schema, "of this run")
         model = without_decoder(provider.build(spec))
@@ -156,7 +156,8 @@ class PredictionJob:
             "model": settings.model.model_copy(update={"name": self.model or provider.name}),
             "task": settings.task.model_copy(update={"links": None})})  # all edges carry messages
 
-    def _node_type(self, store: Store, task: TaskSettings, widths: dict[str, int]) -> str:
+    def _node_type(self, store: Store, task: TaskSettings, widths: dict[str, int],
+                   report: Callable[[dict[str, Any]], None]) -> str:
         ntype: str = self.ntype or (task.targets or [""])[0]
         store.schema.check_node_type(ntype)
         if self.what != "embeddings" and (ntype not in widths or task.kind == "link"):
@@ -164,6 +165,10 @@ class PredictionJob:
             raise InputError(f"the model predicts nothing of '{ntype}' by itself; it was trained "
                              f"for {task.kind} of {listing(task.targets or [])}: ask for --what "
                              f"embeddings{other}")
+        if ntype not in widths:
+            report({"event": "note", "text": "the model was trained for "
+                    f"{listing(task.targets or [])}: what its last layer has for '{ntype}' alone "
+                    "is as it was drawn at the start"})
         return ntype
 
     def _output(self, store: Store, task: TaskSettings, ntype: str) -> Output:

@@ -9,6 +9,7 @@ from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import Task
 from dgl_heta.settings import Settings, TaskSettings
+from dgl_heta.settings.sections import TrainSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
 from dgl_heta.training.tasks.link import (
@@ -76,10 +77,23 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema,
     kind = task.kind or (known.kind if known else "classification")
     label = task.label or (known.label if known else "label")
     unlabelled = task.unlabelled
-    if unlabelled is None and known is not None and label == known.label:
+    if unlabelled is None and known is not None and (label, kind) == (known.label, known.kind) and (
+            known.target in targets):
         unlabelled = known.unlabelled
     return task.model_copy(update={"kind": kind, "targets": targets, "label": label,
                                    "unlabelled": unlabelled})
+
+
+def _check_no_times(task: TaskSettings, train: TrainSettings) -> None:
+    """Refuse what a graph without times would leave out in silence."""
+    if task.table is not None:
+        raise InputError("task.table has seeds with times, but the graph has no times; write its "
+                         "store with times")
+    asked = [*(f"task.{name}" for name in ("val_time", "test_time") if getattr(task, name)),
+             *(f"train.{name}" for name in ("latest", "strictly_before") if getattr(train, name))]
+    if asked:
+        raise InputError(f"{asked[0]} is about times, and the graph has none; write its store with "
+                         "times, or leave the setting out")
 
 
 def make_task(store: Store, settings: Settings) -> TrainingTask:
@@ -97,9 +111,8 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "
                          f"has one class; this task is '{task.kind}': leave them out")
     training_task: TrainingTask
-    if task.table is not None and not store.manifest.timed:
-        raise InputError("task.table has seeds with times, but the graph has no times; write its "
-                         "store with times")
+    if not store.manifest.timed:
+        _check_no_times(task, settings.train)
     if task.kind == "link":
         training_task = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
         most = task.eval_negatives + 1

@@ -255,12 +255,13 @@ class LinkPrediction:
     def use(self, model: nn.Module) -> None:
         self._vectors = model.relation if isinstance(model, Linked) else None
 
-    def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
+    def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None,
+              shuffle: bool | None = None) -> list[Step]:
         positions = self.splits[split].copy()
         if owned is not None:
             self._store.check_untimed("workers that own seeds (train.wrapper) go")
             positions = np.array(owned(positions))
-        if split == "train":
+        if split == "train" if shuffle is None else shuffle:
             np.random.default_rng([self._seed, epoch]).shuffle(positions)
         kind = list(SPLITS).index(split)
         return [LinkStep(positions[low:low + size], (self._seed, kind, epoch, low), split,

@@ -146,6 +146,10 @@ class NodePrediction:
         for ntype, ids in self.seeds(step, worker, workers).items():
             tallies[ntype].add(outputs[ntype].detach(), self._labels[ntype].rows(ids))
 
+    def untrained(self) -> list[str]:
+        """The targets without a node for training, whose output would stay as it was drawn."""
+        return [t for t in self.targets if not len(self._nodes(t, "train"))]
+
     def _nodes(self, ntype: str, split: str) -> np.ndarray:
         """The nodes of a split that have a label, ascending; of a table nodes and times."""
         name, labels = SPLITS[split], self._labels[ntype]

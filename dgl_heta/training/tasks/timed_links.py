@@ -146,21 +146,38 @@ def history(store: Store, in_graph: Mapping[Relation, EdgeTimes], groups: Sequen
                 "times, or without it")
     return HeldOut((), 0.0, from_rows=found), [
         *(note for each in in_graph.values() for note in each.timeless()),
-        *_shown_early(store, [*in_graph], groups),
+        *_shown_early(store, groups, in_graph, _others(in_graph, relations, given)),
         *_new_ends(in_graph, present, relations, given)]
 
 
-def _shown_early(store: Store, relations: Sequence[Relation], groups: Sequence[SameLinks]
-                 ) -> list[str]:
-    """A line where relations that are in no group have some of the links, but not their times."""
+def _others(in_graph: Mapping[Relation, EdgeTimes], relations: Sequence[Relation],
+            given: Mapping[str, Links]) -> dict[Relation, tuple[np.ndarray, np.ndarray]]:
+    """Sources and destinations of the links of relations that only the table has."""
+    found: dict[Relation, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for links in given.values():
+        for _, (relation, *ends) in links.by_relation(relations):
+            if relation not in in_graph:
+                found.setdefault(relation, []).append((ends[0], ends[1]))
+    return {relation: (np.concatenate([src for src, _ in parts]),
+                       np.concatenate([dst for _, dst in parts]))
+            for relation, parts in found.items()}
+
+
+def _shown_early(store: Store, groups: Sequence[SameLinks], in_graph: Mapping[Relation, EdgeTimes],
+                 others: Mapping[Relation, tuple[np.ndarray, np.ndarray]]) -> list[str]:
+    """A line where relations that are in no group have some of the links, of the graph's relations
+    and of `others`, but not their times."""
     together = {relation for group in groups for relation in group.relations}
+    relations = [*in_graph, *others]
 
     def early(each: Overlap) -> bool:
         times = EdgeTimes(store, each.other)
-        return times.lacks(EdgeTimes(store, each.relation)) or (not times.dated and times.older())
+        if each.relation in others:
+            return not times.dated
+        return times.lacks(in_graph[each.relation]) or (not times.dated and times.older())
 
     return said("links are shown before they are there", (
-        each for each in (overlaps(store, relations) if relations else ())
+        each for each in (overlaps(store, relations, others) if relations else ())
         if each.other not in together and each.above_chance >= NOTED and early(each)),
         "write the store with the times of such relations, or without them")
 
