@@ -15,8 +15,9 @@ from dgl_heta.graph.changes import REVERSE as REVERSE, with_reverse as with_reve
 from dgl_heta.graph.datasets.synthetic import (NodeShape as NodeShape,
     RelationShape as RelationShape, Shape as Shape, generate as generate)
 from dgl_heta.graph.node_ids import NodeIds as NodeIds
-from dgl_heta.graph.readers.arrays import (joined_labels as joined_labels, node_array as node_array,
-    node_mask as node_mask, node_task as node_task)
+from dgl_heta.graph.readers.arrays import (check_finite as check_finite,
+    joined_labels as joined_labels, node_array as node_array, node_mask as node_mask,
+    node_task as node_task)
 from dgl_heta.graph.readers.column_values import (as_text as as_text, plain_column as plain_column,
     sort_of as sort_of)
 from dgl_heta.graph.readers.columns import task_columns as task_columns

@@ -150,7 +150,8 @@ class Given:
     name : of the array on the graph.
     dtype, shape : of the tensor; `dtype` is PyTorch's name of it, such as "bool".
     sha256 : of the `.npy` file that holds it (:func:`as_numpy`,
-        :func:`~dgl_heta.system.checksums.npy_sum`).
+        :func:`~dgl_heta.system.checksums.npy_sum`); "" of edges that come in another order than
+        the graph had them, of which a store takes it when it is written.
     unfit : why training cannot read it; "" if it can.
     """
 
@@ -242,6 +243,14 @@ class GraphSource:
     feature_dtype: str = ""
     write_seeds: Callable[[], None] | None = None
     check_seeds: Callable[[str], None] | None = None
+
+    def check_untimed(self, who: str) -> None:
+        """Raise an :class:`InputError` if the graph has times, as `who` goes by none: what is later
+        than a seed would reach it."""
+        if self.times:
+            raise InputError(f"{who} by no times, but graph '{self.name}' has some: what is later "
+                             "than a prediction would reach it; partition it by method meta and "
+                             "use `dgl-heta train`, or leave the times out")
 
     def without_empty(self) -> GraphSource:
         """The graph without relations that have no edges, and without node types that have no nodes

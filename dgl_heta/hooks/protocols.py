@@ -314,7 +314,8 @@ class WrappedModule:
     def equal(self) -> bool:
         """Return whether all workers have equal parameters now. All must give the same answer, and
         may wait for each other here. Called in own training after an epoch was validated: only an
-        epoch after which they are equal may be the best one."""
+        epoch after which they are equal may be the best one, or the last one of a run that stops
+        early."""
         return True
 
     def state(self) -> dict[str, Tensor]:

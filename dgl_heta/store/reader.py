@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -267,7 +268,8 @@ class Store(StoreFiles):
                 self._refuse(label, labels.fault(in_mask(self.array(task.target, name)), name))
 
     def source(self) -> GraphSource:
-        """The stored graph as a source; edges come by destination, arrays are memory maps.
+        """The stored graph as a source; edges come by destination, arrays are memory maps, those of
+        edges in the order in which these come.
 
         Arrays are not compared with their checksums, whatever `verify` is: call :meth:`verify`.
 
@@ -279,14 +281,21 @@ class Store(StoreFiles):
         manifest = self.manifest
         self.check_whole()
         self.check_unscaled()
+        edge_arrays: dict[Relation, dict[str, Any]] = {
+            r.relation: {name: _StoredRows(self._mapped(entry), self._mapped(r.edge_ids))
+                         for name, entry in r.arrays.items()}
+            for r in manifest.relations if r.arrays and r.edge_ids}
         return GraphSource(
             manifest.name, dict(manifest.node_counts),
             {r: _StoredEdges(self, r) for r in self.schema.relations},
             {t: {name: self._mapped(entry) for name, entry in arrays.items()}
              for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info),
+            edge_arrays,
             node_ids={t: NodeIds(self._mapped(e.offsets), self._mapped(e.text))
                       for t, e in manifest.ids.items()},
-            given={t: given for t, given in manifest.given.items() if isinstance(t, str)},
+            given={kind: given if isinstance(kind, str) else {
+                name: replace(known, sha256="") for name, known in given.items()}
+                for kind, given in manifest.given.items()},
             times={**{t: self._mapped(entry) for t, entry in manifest.times.items()},
                    **{r.relation: self._mapped(r.times) for r in manifest.relations if r.times}})
 
@@ -316,6 +325,25 @@ class _StoredEdges:
             high = int(np.searchsorted(indptr, stop, "left"))
             degrees = np.diff(np.clip(indptr[low:high + 1], start, stop))
             yield np.asarray(indices[start:stop]), np.repeat(np.arange(low, high), degrees)
+
+
+class _StoredRows:
+    """An array of a relation's edges in the order in which a store has these: rows are read when
+    they are asked for, by slices, positions or masks."""
+
+    def __init__(self, rows: np.ndarray, edge_ids: np.ndarray) -> None:
+        self._rows, self._edge_ids = rows, edge_ids
+        self.dtype, self.shape, self.ndim = rows.dtype, rows.shape, rows.ndim
+        self.nbytes = rows.nbytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, edges: Any) -> np.ndarray:
+        return np.asarray(self._rows[self._edge_ids[edges]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
 
 
 def as_source(graph: GraphSource | Store) -> GraphSource:

@@ -295,6 +295,11 @@ class _Writing:
             if source.task.unlabelled is None else float(source.task.unlabelled))
         given = {kind: known for kind, known in source.given.items()
                  if known and (self.edge_ids or kind in source.node_counts)}
+        for item in relations:  # sums of edges that are in another order than the graph had them
+            if item.relation in given:
+                given[item.relation] = {
+                    name: known if known.sha256 else replace(known, sha256=item.arrays[name].sha256)
+                    for name, known in given[item.relation].items()}
         return Manifest(
             source.name, {t: int(n) for t, n in source.node_counts.items()},
             {t: entries(folder, source.node_arrays.get(t, {}))

@@ -264,6 +264,24 @@ def test_partitions_of_dgls_parts_have_data_as_they_are_there(tmp_path):
         dgl_heta.disable()
 
 
+def test_edge_data_of_a_store_come_with_its_edges(tmp_path):
+    """By destination, as in the store; also when its graph is written again."""
+    made = shop()
+    made.edges[RATES].data["stars"] = torch.arange(EDGES).bfloat16()
+    store = meta(made, tmp_path / "out")
+    write_store(store.source(), tmp_path / "again", edge_ids=True)
+    again = Store(tmp_path / "again", verify=True)
+    again.verify()
+
+    def rated(graph):
+        stars = graph.edges[RATES].data["stars"]
+        assert stars.dtype == torch.bfloat16
+        return sorted(zip(*(ends.tolist() for ends in graph.edges(etype=RATES, order="eid")),
+                          stars.tolist()))
+
+    assert rated(to_dgl_graph(store)) == rated(to_dgl_graph(again)) == rated(made)
+
+
 def test_stores_of_before_mean_what_they_meant(tmp_path):
     """Their arrays were converted, and `info` has the graph's names."""
     ids = np.arange(NODES)

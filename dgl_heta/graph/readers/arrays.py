@@ -13,6 +13,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest, several
 from dgl_heta.graph.labels import NodeLabels, masked
 from dgl_heta.graph.source import MASKS, MOST_CLASSES, TRAIN_MASK, Given, GraphSource, Task
+from dgl_heta.system.disk import forget, row_starts
 
 #: Whole numbers up to this size are exact in float32.
 _EXACT = 1 << 24
@@ -85,11 +86,17 @@ def _check_mask(array: np.ndarray, what: str) -> None:
 
 
 def check_finite(name: str, rows: np.ndarray, ntype: str, start: int = 0) -> None:
-    """Refuse NaN and infinity in rows of the array `name`, the first of which is row `start`."""
-    if rows.dtype.kind == "f" and not (finite := np.isfinite(rows)).all():
-        bad = start + int(np.argwhere(~finite)[0][0])
-        raise InputError(f"array '{name}' of node type '{ntype}' has a value that is not finite "
-                         f"(NaN or infinity), first in row {bad}; replace or drop it")
+    """Refuse NaN and infinity in rows of the array `name`, the first of which is row `start`; they
+    may be a memory map, of which a piece is in memory at a time."""
+    if rows.dtype.kind != "f":
+        return
+    starts = row_starts(len(rows), rows.nbytes // max(len(rows), 1))
+    for low in starts:
+        if not (finite := np.isfinite(rows[low:low + starts.step])).all():
+            bad = start + low + int(np.argwhere(~finite)[0][0])
+            raise InputError(f"array '{name}' of node type '{ntype}' has a value that is not "
+                             f"finite (NaN or infinity), first in row {bad}; replace or drop it")
+        forget(rows)
 
 
 def common_form(name: str, array: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
 from dgl_heta.store.source_checks import check_source
 from dgl_heta.store.structure import copied
-from dgl_heta.store.writer import Progress
+from dgl_heta.store.writer import Progress, kept_edge_arrays
 from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.optional import optional
 from dgl_heta.system.patching import plain
@@ -57,10 +57,12 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
     Raises
     ------
     InputError
-        The graph or the request is wrong, or asks for what only meta-partitioning has.
+        The graph or the request is wrong, or asks for what only meta-partitioning has; the graph
+        has times.
     HetaError
         DGL fails, or the disk is full.
     """
+    source.check_untimed(f"method '{method}' goes")
     dgl = optional("dgl", f"method '{method}'", "dgl")
     distributed = optional("dgl.distributed", f"method '{method}'", "dgl")
     schema = source.schema if isinstance(source, Store) else source.schema()
@@ -146,7 +148,7 @@ def metis_or_why(store: Store, parts: int) -> tuple[dict[str, np.ndarray] | None
 
 
 def to_dgl_graph(source: GraphSource | Store) -> Any:
-    """The whole graph as a DGLGraph in memory, node arrays as ndata.
+    """The whole graph as a DGLGraph in memory, node arrays as ndata, those of edges as edata.
 
     Raises
     ------
@@ -157,6 +159,7 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
     import torch
 
     edges: dict[tuple[str, str, str], Any] = {}
+    edge_arrays: dict[Relation, dict[str, np.ndarray]] = {}
     if isinstance(source, Store):
         counts = source.manifest.node_counts
         arrays = {t: {k: source.held_array(t, k) for k in named}
@@ -167,6 +170,9 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
             edges[relation.src, relation.etype, relation.dst] = ("csc", (
                 torch.from_numpy(csc.indptr), torch.from_numpy(csc.indices),
                 torch.empty(0, dtype=torch.int64)))
+            if kept := source.edge_arrays(relation):  # in the order of the source
+                ids = source.edge_ids(relation)
+                edge_arrays[relation] = {key: array[ids] for key, array in kept.items()}
     else:
         check_source(source)
         counts, arrays, given = source.node_counts, source.node_arrays, source.given
@@ -177,13 +183,20 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
             edges[relation.src, relation.etype, relation.dst] = tuple(
                 torch.from_numpy(np.concatenate([c[side] for c in chunks]).astype(np.int64))
                 for side in (0, 1))
+            edge_arrays[relation] = kept_edge_arrays(source, relation, edge_ids=True)
     graph = dgl.heterograph(edges, num_nodes_dict=dict(counts))
+
+    def put(data: Any, kind: Any, key: str, array: np.ndarray) -> None:
+        known, rows = given.get(kind, {}).get(key), np.array(array)
+        data[key if known is None else known.name] = (
+            torch.from_numpy(rows) if known is None else known.tensor(rows))
+
     for ntype, named in arrays.items():
         for key, array in named.items():
-            known = given.get(ntype, {}).get(key)
-            if known is None:
+            if key not in given.get(ntype, {}):
                 check_finite(key, array, ntype)
-                graph.nodes[ntype].data[key] = torch.from_numpy(np.array(array))
-            else:
-                graph.nodes[ntype].data[known.name] = known.tensor(np.array(array))
+            put(graph.nodes[ntype].data, ntype, key, array)
+    for relation, named in edge_arrays.items():
+        for key, array in named.items():
+            put(graph.edges[tuple(relation)].data, relation, key, array)
     return graph

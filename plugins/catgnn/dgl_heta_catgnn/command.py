@@ -59,7 +59,8 @@ def train(
         "--memory-mb", help="Memory of a worker, as estimated: decides --parts auto, and only one "
         "part at a time is in memory.")] = None,
     target: Annotated[str | None, typer.Option(
-        help="Node type to classify. Default: the only one with labels.")] = None,
+        help="Node type to classify. Default: that of the graph's task, else the only one with "
+        "labels.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of parts, models and batches.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(
         help="Run directory. Default: runs/catgnn-TIME.")] = None,
@@ -77,11 +78,12 @@ def train(
         raise InputError(f"--evaluate is '{evaluate}'; it must be whole or parts")
     if memory_mb is not None and not 0 < memory_mb < math.inf:
         raise InputError(f"--memory-mb is {memory_mb}; it must be a number above 0")
-    registry = plugins().configured(load_settings(source.config, source.overrides))
+    settings = load_settings(source.config, source.overrides)
+    registry = plugins().configured(settings)
     request = TrainRequest(
         graph, model, method, parts, workers, epochs, sync_every, hops, full_batch, batches,
         evaluate == "whole", None if memory_mb is None else round(memory_mb * 1e6), seed, target,
-        run_dir)
+        run_dir, settings.run.verify)
     with progress(not as_json) as advance:
         summary = train_graph(request, registry.get("command", "catgnn").settings, registry,
                               lambda event: _show(event, advance, epochs))

@@ -6,12 +6,13 @@ and the halo nodes around them. Then
 
 - `node_split` gives a trainer nodes of its machine's own, so numbers of steps differ;
 - neighbours are sampled from the part's edges: own nodes have all their in-edges there, halo nodes
-  those that the part has (with `num_hops` 1 none);
+  those that the part has with `num_hops` 2 or more (with 1 none are taken);
 - node data of halo nodes, which DGL's parts do not hold, are copied from their owners when a
   trainer first reads some of them, all at once; afterwards no read of the part's nodes sends
   anything.
 
-A data loader for nodes of other machines samples over the network, as DistDGL does, and says so.
+A data loader for nodes of other machines samples over the network, as DistDGL does, and says so. So
+does a query of a script's own for nodes that the part has not.
 
 These patches wrap dgl-heta's own of the same names, and hand over to them for graphs that are
 meta-partitioned (which have a session, `heta`).
@@ -62,9 +63,9 @@ class OwnPart:
         # Sorted, so that a node's row among the copies is found by bisection.
         ids, order = local.ndata[NID][outside].sort()
         self._halo, self._places = ids, outside[order]
-        # With `num_hops` 1 a part has no in-edges of halo nodes, and none need be looked for.
-        degrees = local.in_degrees(self._places) if len(ids) else self._places
-        self._deep = bool((degrees > 0).any())
+        # With `num_hops` 1 METIS's parts have those in-edges of halo nodes that come from own ones,
+        # a stream partitioner's none. Edges between halo nodes come with further hops.
+        self._deep = any(self._from_halo(local, places) for places in self._places.split(_CHUNK))
         self._typed: dict[str, Tensor] = {}
         kinds, numbers = self._book.map_to_per_ntype(ids)
         for kind, ntype in enumerate(graph.ntypes):
@@ -77,6 +78,12 @@ class OwnPart:
         self.bytes = 0
         self._whole = False
         self._told: set[str] = set()
+
+    @staticmethod
+    def _from_halo(local: Any, places: Tensor) -> bool:
+        """Whether some in-edges of nodes come from halo nodes."""
+        src, _ = local.in_edges(places.to(local.idtype))
+        return not bool(local.ndata["inner_node"][src.long()].all())
 
     def warn(self, kind: str, text: str) -> None:
         """A warning, once of each kind."""
@@ -116,9 +123,15 @@ class OwnPart:
             return None
         nodes = torch.as_tensor(nodes)
         inner = self._book.nid2partid(nodes) == self._book.partid
+        outer = nodes[~inner]
+        if not self._has(outer):
+            self.warn("query", "a query asks for edges of nodes that this machine's part does not "
+                      "have, nor as halo nodes: such queries go over the network, for all of their "
+                      "nodes; split nodes by dgl.distributed.node_split to stay inside")
+            return None
         graphs = [local(graph.local_partition, self._book, nodes[inner])]
-        if self._deep and not bool(inner.all()):
-            graphs.append(self._around(nodes[~inner], issue))
+        if self._deep and len(outer):
+            graphs.append(self._around(outer, issue))
         left_out = {} if exclude_edges is None else {"exclude_edges": exclude_edges}
         return merge_graphs(graphs, graph.num_nodes(), **left_out)
 
@@ -176,10 +189,16 @@ class OwnPart:
         self.bytes += rows.nbytes + halo.nbytes
         return rows
 
+    def _has(self, nodes: Tensor) -> bool:
+        """Whether all of some nodes are halo nodes."""
+        if not len(nodes) or not len(self._halo):
+            return not len(nodes)
+        places = torch.searchsorted(self._halo, nodes).clamp_(max=len(self._halo) - 1)
+        return bool((self._halo[places] == nodes).all())
+
     def _around(self, nodes: Tensor, issue: Callable[[Tensor], Any]) -> Any:
         """In-edges of halo nodes, as the request says: DGL's samplers number a part's own edges."""
-        places = torch.searchsorted(self._halo, nodes).clamp_(max=len(self._halo) - 1)
-        request = issue(nodes[self._halo[places] == nodes])
+        request = issue(nodes)
         fanout = getattr(request, "fan_out", -1)
         if getattr(request, "prob", None) is not None or getattr(request, "replace", False) or (
                 getattr(request, "edge_dir", "in") != "in"):
@@ -187,7 +206,7 @@ class OwnPart:
                              "inside a part without prob, replace and edge_dir='out'; leave them "
                              "out, or partition with num_hops=1")
         local = self._graph.local_partition
-        chosen = self._places[places[self._halo[places] == nodes]].to(local.idtype)
+        chosen = self._places[torch.searchsorted(self._halo, nodes)].to(local.idtype)
         src, dst, edges = local.in_edges(chosen, form="all")
         edges = local.edata[EID][edges.long()]
         ids = local.ndata[NID]

@@ -120,7 +120,8 @@ class StreamPartitioner(PartitionBackend):
         Raises
         ------
         InputError
-            The graph or the request is wrong, or asks for what only meta-partitioning has.
+            The graph or the request is wrong, or asks for what only meta-partitioning has; the
+            graph has times.
         """
         from dgl_heta_catgnn.parts import write_parts
 
@@ -134,6 +135,7 @@ class StreamPartitioner(PartitionBackend):
                                  + " (a memory limit goes with --parts auto, too)"
                                  * (what == "memory limit"))
         graph, progress = as_source(source), progress or (lambda what, done: None)
+        graph.check_untimed(f"method '{self.name}' goes")
         hops = max(self.settings.hops, request.script.num_hops)
         chosen = None
         if auto:

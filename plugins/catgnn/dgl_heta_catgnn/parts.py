@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dgl_heta import GraphSource, PartitionRequest, PartitionResult
-from dgl_heta.tools import check_source, config_name, new_directory
+from dgl_heta.tools import check_finite, check_source, config_name, new_directory
 from dgl_heta_catgnn.distdgl import ORIG_IDS, Parts
 from dgl_heta_catgnn.numbering import number_nodes
 from dgl_heta_catgnn.spool import spool
@@ -31,6 +31,10 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
     type and relation, by new ids, which the result has, too.
     """
     check_source(source)
+    for ntype, arrays in source.node_arrays.items():
+        # What a graph in memory has is kept as it is, for scripts.
+        if "feat" in arrays and "feat" not in source.given.get(ntype, {}):
+            check_finite("feat", arrays["feat"], ntype)
     size, parts = partitioner.settings.chunk, request.parts
     stream = EdgeStream.of_graph(source)
     file = config_name(source.name)

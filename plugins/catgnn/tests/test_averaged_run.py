@@ -10,6 +10,19 @@ from dgl_heta_catgnn import Communities
 from safetensors.torch import load_file
 
 
+def test_a_run_stops_early_where_models_are_averaged_alone(heta_here, tmp_path):
+    """Not before a second average could be the best one; nor where it goes on."""
+    for epochs, more in ((4, ()), (6, ("--resume",))):
+        done = heta_here("train", "communities:nodes=600", "--parts", 2, "--run-dir", "run", *more,
+                         *(word for setting in (
+                             f"train.epochs={epochs}", "train.early_stopping=1", "train.lr=0.003",
+                             "train.wrapper=model_average", "plugins.model_average.sync_every=3")
+                           for word in ("--set", setting)))
+        assert done.returncode == 0, done.stderr
+        summary = json.loads((tmp_path / "run/summary.json").read_text("utf-8"))
+        assert (summary["epochs"], summary["stopped_early"]) == (epochs, False)
+
+
 def test_the_model_is_an_average_and_resumed_runs_end_alike(heta_here, tmp_path):
     """The first epochs validate best, but lie between averages; of two epochs none has one."""
     def run(*words):

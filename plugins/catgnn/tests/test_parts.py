@@ -10,8 +10,10 @@ import pytest
 from dgl_heta_catgnn import NodePartitioner, Spring, built_in
 
 from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, partition_graph
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.request import make_request
-from tests.support.graphs import academic
+from dgl_heta.store import Store, write_store
+from tests.support.graphs import academic, with_times
 
 pytestmark = pytest.mark.needs("dgl")
 
@@ -25,7 +27,8 @@ def with_edge_data(source: GraphSource) -> GraphSource:
 
 def written(source, out, parts, partitioner=None, **script):
     partitioner = partitioner or Spring()
-    request = make_request(partitioner, source.schema(), parts, script=script)
+    schema = source.schema if isinstance(source, Store) else source.schema()
+    request = make_request(partitioner, schema, parts, script=script)
     return partitioner.partition(source, request, out)
 
 
@@ -130,6 +133,49 @@ def test_further_hops_of_neighbours(hops, tmp_path):
     result = written(source, tmp_path / "out", 3, partitioner, num_hops=hops)
     check_parts(source, result, hops)
     assert json.loads(result.part_config.read_text())["halo_hops"] == hops
+
+
+def store_of(source, out):
+    write_store(source, out, edge_ids=True)
+    return Store(out)
+
+
+def method(name):
+    return Plugins(guests=False).get("partition backend", name) if name == "metis" else Spring()
+
+
+@pytest.mark.parametrize("name", ["spring", "metis"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_edge_data_go_into_parts_also_out_of_a_store(name, stored, tmp_path):
+    source = with_edge_data(academic(papers=240))  # DGL needs a node of each type in each part
+    graph = store_of(source, tmp_path / "store") if stored else source
+    result = written(graph, tmp_path / "out", 2, method(name))
+    whole, seen = whole_edges(source), 0
+    for part in range(2):
+        local, _, edge_feats, book = loaded(result, part)
+        ends = []
+        for side in local.edges(order="eid"):
+            kinds, ids = book.map_to_per_ntype(local.ndata["_ID"][side])
+            ends.append([result.nodes[book.ntypes[t]][i]
+                         for t, i in zip(kinds.tolist(), ids.tolist())])
+        kinds, ids = (x.numpy() for x in book.map_to_per_etype(local.edata["_ID"]))
+        own = local.edata["inner_edge"].numpy() == 1
+        for r, relation in enumerate(source.edges):
+            chosen = np.flatnonzero(own & (kinds == book.canonical_etypes.index(relation)))
+            chosen = chosen[np.argsort(ids[chosen])]
+            # The weight of an edge is its place in the source.
+            places = edge_feats[f"{':'.join(relation)}/weight"].numpy().astype(int) - 1000 * r
+            np.testing.assert_array_equal(np.array(ends)[:, chosen], whole[relation][:, places])
+            seen += len(places)
+    assert seen == sum(edges.num_edges for edges in source.edges.values())
+
+
+@pytest.mark.parametrize("name", ["spring", "metis"])
+def test_a_graph_with_times_is_refused(name, tmp_path):
+    source = with_times(academic())
+    for graph in (source, store_of(source, tmp_path / "store")):
+        with pytest.raises(InputError, match=f"method '{name}' goes by no times, but .* train"):
+            written(graph, tmp_path / "out", 2, method(name))
 
 
 def test_more_parts_than_nodes_of_a_type_and_self_loops(tmp_path):

@@ -12,12 +12,14 @@ import pytest
 from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.request import make_request
+from dgl_heta.store import write_store
 from tests.support.needs import lacking
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.needs("dgl")
 if not lacking("dgl"):
     import dgl
+    import dgl.distributed
     import torch
     from dgl.nn.pytorch import GraphConv, SAGEConv, SGConv
     from dgl_heta_catgnn import Communities, Spring
@@ -45,10 +47,13 @@ def as_dgl(source: GraphSource):
     return whole
 
 
-def cut(source, out, parts=4, hops=1):
+def cut(source, out, parts=4, hops=1, method="spring"):
     """Parts on the disk: DistDGL's, and those for training."""
-    request = make_request(Spring(), source.schema(), parts, script={"num_hops": hops})
-    written = Spring().partition(source, request, out / "parts")
+    backend = Spring() if method == "spring" else Plugins(guests=False).get(
+        "partition backend", method)
+    script = {"num_hops": hops} if "num_hops" in backend.honours else {}
+    request = make_request(backend, source.schema(), parts, script=script)
+    written = backend.partition(source, request, out / "parts")
     (out / "training").mkdir()
     return written, prepare(written.part_config, out / "training")
 
@@ -175,9 +180,10 @@ def test_sampled_batches_of_gcn_are_scaled_to_all_neighbours(tmp_path):
     assert few.mean() == pytest.approx(all_of_them[part.train].mean().item(), rel=0.1)
 
 
-def test_neighbour_lists_are_whole_with_a_hop_and_torn_without(tmp_path):
+@pytest.mark.parametrize("method", ["spring", "metis"])
+def test_neighbour_lists_are_whole_with_a_hop_and_torn_without(method, tmp_path):
     source = graph()
-    written, parts = cut(source, tmp_path)
+    written, parts = cut(source, tmp_path, method=method)
     whole, original = as_dgl(source), written.nodes["node"]
     pairs: dict[tuple[int, int], int] = {}
     for index in range(4):
@@ -189,6 +195,7 @@ def test_neighbour_lists_are_whole_with_a_hop_and_torn_without(tmp_path):
         assert whole.has_edges_between(torch.from_numpy(src), torch.from_numpy(dst)).all()
         # The halo nodes' edges back to the part's own are there: an edge is in both parts.
         assert {*zip(src.tolist(), dst.tolist())} == {*zip(dst.tolist(), src.tolist())}
+        assert len({*zip(src.tolist(), dst.tolist())}) == len(src)
         torn = load_part(parts, index, loops=False, full=False)
         src, dst = (original[torn.nodes][ends.numpy()].tolist() for ends in torn.graph.edges())
         for pair in zip(src, dst):
@@ -222,6 +229,64 @@ def test_the_command_trains_a_heterogeneous_graph_as_one(tmp_path, heta_catgnn):
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 30
     again = heta_catgnn("train", written.part_config, "--run-dir", tmp_path / "run")
     assert (again.returncode, "holds a run already" in again.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_labels_are_those_of_the_graphs_task(tmp_path):
+    """Beside others that are named label; one number stands for no label."""
+    source = graph()
+    arrays = source.node_arrays["node"]
+    arrays["kind"] = np.where(np.arange(600) < 100, 99, arrays["label"])
+    arrays["label"] = np.arange(600) % 50
+    source.task = Task("node", 8, "kind", unlabelled=99)
+    write_store(source, tmp_path / "store")
+    request = TrainRequest(str(tmp_path / "store"), "gcn", "metis", epochs=1,
+                           run_dir=tmp_path / "run")
+    _, weights = train(request, tmp_path, hidden=4)
+    assert weights["layers.1.conv.bias"].shape == (8,)
+    source.task = Task("node", 1, "label", "regression")
+    write_store(source, tmp_path / "years")
+    with pytest.raises(InputError, match="task is regression of node by label.*dgl-heta train"):
+        train(TrainRequest(str(tmp_path / "years"), run_dir=tmp_path / "other"), tmp_path)
+
+
+def test_features_of_another_name_are_features(tmp_path, caplog):
+    """A type's only matrix; of two none is, which is said."""
+    source = graph()
+    arrays = source.node_arrays["node"]
+    arrays["embedding"] = arrays.pop("feat")
+    written, parts = cut(source, tmp_path / "one", parts=1)
+    np.testing.assert_array_equal(parts.array("feat"), arrays["embedding"][written.nodes["node"]])
+    arrays["other"] = arrays["embedding"]
+    assert not caplog.text
+    _, parts = cut(source, tmp_path / "two", parts=1)
+    assert parts.width == 1
+    assert "none of embedding, other is named feat" in caplog.text
+
+
+def test_what_is_not_finite_is_refused(tmp_path):
+    """Features, also of parts that DGL wrote, and a training that diverged."""
+    source, shape = graph(), ModelShape(32, 8, 8, dropout=0)
+    _, parts = cut(source, tmp_path, parts=1)
+    turns = Turns(parts, TrainChoices("sage", shape, FullBatch, 3, lr=1e36), Comm(Traffic()))
+    with pytest.raises(InputError, match=r"the loss is .* 2: .* diverged; lower plugins"):
+        list(turns.rounds())
+    source.node_arrays["node"]["feat"][7, 2] = np.nan
+    with pytest.raises(InputError, match=r"'feat' of node type 'node' .* first in row 7;"):
+        cut(source, tmp_path / "other")
+    dgl.distributed.partition_graph(as_dgl(source), "dgls", 1, str(tmp_path / "dgls"))
+    with pytest.raises(InputError, match=r"'feat' of node type '_N' .* first in row 7;"):
+        prepare(tmp_path / "dgls/dgls.json", tmp_path / "training")
+
+
+def test_a_damaged_store_is_named_before_it_is_partitioned(tmp_path):
+    write_store(graph(), tmp_path / "store")
+    file = tmp_path / "store/nodes/0-node/0-feat.npy"
+    data = file.read_bytes()
+    file.write_bytes(data[:400] + bytes(4) + data[404:])
+    request = TrainRequest(str(tmp_path / "store"), method="metis", run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="0-feat.npy was edited or damaged"):
+        train(request, tmp_path)
 
 
 def test_what_is_wrong_is_said_with_what_is_right(tmp_path):

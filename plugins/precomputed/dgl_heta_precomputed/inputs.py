@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta import InputReader, InputsContext, ModelInputs, ModelSpec, Plan, Relation, Store
+from dgl_heta import (
+    InputError,
+    InputReader,
+    InputsContext,
+    ModelInputs,
+    ModelSpec,
+    Plan,
+    Relation,
+    Store,
+)
 from dgl_heta.tools import (
     Comm,
     MiniBatch,
@@ -181,6 +190,10 @@ class SubsetInputs(ModelInputs):
     name = "subsets"
 
     def complete(self, spec: ModelSpec, store: Store, plan: Plan) -> ModelSpec:
+        if plan.metapaths:  # a partition then runs their last relations alone into a target
+            raise InputError("averages over subsets of the relations (model nars) follow all "
+                             "relations, but the plan has those of metapaths alone; leave "
+                             "partition.metapaths out, or use model sehgnn, which follows them")
         width = common_width(store, spec.hidden)
         return replace(spec, input_dims=dict.fromkeys(spec.input_dims, width))
 

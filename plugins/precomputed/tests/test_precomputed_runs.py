@@ -41,11 +41,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
      "cannot leave out those that link prediction"),
     ("full", ["model.name=sehgnn", "task.relation=cites", "task.reverse=rev-cites",
               "task.decoder=distmult"], "cannot leave out those that link prediction"),
-    ("full", ["model.name=nars"], "field 3, paper 7")])
+    ("full", ["model.name=nars"], "field 3, paper 7"),
+    ("metapaths", ["model.name=nars"], "leave partition.metapaths out, or use model sehgnn")])
 def test_what_does_not_fit_is_refused_before_workers_start(
         store: Path, replication: str, wishes: list[str], message: str) -> None:
     opened = Store(store)
-    plan = make_plan(opened.schema, "paper", 2, 2) if replication == "full" else Meta().plan(
+    paths = [opened.schema.relations[:1]] if replication == "metapaths" else None
+    plan = make_plan(opened.schema, "paper", 2, 2, paths) if replication != "none" else Meta().plan(
         opened.schema, PartitionRequest(2, ("paper",), 2, replication="none"))
     with pytest.raises(InputError, match=message):
         check(opened, plan, load_settings(overrides=wishes, environ={}), Plugins())

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from dgl_heta import InputError
 from dgl_heta.tools import (
     Plugins,
+    graph_names,
     listing,
     make_request,
     open_input,
@@ -61,6 +62,7 @@ class TrainRequest:
     batches : an algorithm of one's own, module:attribute.
     whole : whether models are judged on the whole graph, or on the parts as they are.
     memory : bytes that a worker may use, by estimate; without it all its parts stay in memory.
+    verify : compare the files of a store with their checksums, as `run.verify` says.
     """
 
     graph: str
@@ -78,6 +80,7 @@ class TrainRequest:
     seed: int = 0
     target: str | None = None
     run_dir: Path | None = None
+    verify: bool = True
 
 
 def train_graph(request: TrainRequest, settings: TrainSettings, registry: Plugins,
@@ -94,11 +97,11 @@ def train_graph(request: TrainRequest, settings: TrainSettings, registry: Plugin
     _check(request, settings)
     run_dir = _run_directory(request)
     with scratch_directory(run_dir, "catgnn") as scratch:
-        config, figures = _parts(request, registry, scratch, report)
+        config, labels, figures = _parts(request, registry, scratch, report)
         report({"event": "preparing"})
         prepared = scratch / "training"
         prepared.mkdir()
-        parts = prepare(config, prepared, target=request.target)
+        parts = prepare(config, prepared, **labels)
         _check_parts(request, settings, parts)
         job = {"settings": settings.model_dump(), "parts": str(prepared),
                "run_dir": str(run_dir.resolve()), "model": request.model,
@@ -170,20 +173,39 @@ def existing_parts(graph: str) -> Path | None:
     return None
 
 
+def _labels(request: TrainRequest, opened: Any) -> dict[str, Any]:
+    """What :func:`prepare` is told to classify: what the graph's task says, unless that is of
+    another type than the request."""
+    task = opened.task
+    if task is None or request.target not in (None, task.target):
+        return {"target": request.target}
+    if task.kind != "classification":
+        raise InputError(f"the graph's task is {task}, and `dgl-heta catgnn train` trains "
+                         "classifications alone; use `dgl-heta train`, or name another node type "
+                         "with classes by --target")
+    known = opened.source if opened.store is None else opened.store.manifest
+    name = graph_names(known, task.target).get(task.label, task.label)
+    return {"target": task.target, "labels": (name, task.label), "unlabelled": task.unlabelled}
+
+
 def _parts(request: TrainRequest, registry: Plugins, scratch: Path, report: Report
-           ) -> tuple[Path, dict[str, Any]]:
-    """The part_config of the parts to train on, made here unless there is one."""
+           ) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """The part_config of the parts to train on, made here unless there is one; what is to be
+    classified; figures."""
     config = existing_parts(request.graph)
     if config is not None:
         for name in ("parts", "method"):
             if getattr(request, name) is not None:
                 raise InputError(f"--{name} is given, but {request.graph} has parts already; leave "
                                  "it out, or name a graph")
-        return config, {}
-    opened = open_input(request.graph, registry)
+        return config, {"target": request.target}, {}
+    opened = open_input(request.graph, registry, request.verify)
     content = opened.store or opened.source
     if content is None:
         raise InputError(f"'{request.graph}' is a schema without edges; name a graph or parts")
+    labels = _labels(request, opened)
+    if opened.store is not None and request.verify:
+        opened.store.verify()
     backend = registry.get("partition backend", request.method or "spring")
     parts = request.workers if request.parts is None else request.parts
     hops = max(request.hops or 1, 1)
@@ -206,4 +228,4 @@ def _parts(request: TrainRequest, registry: Plugins, scratch: Path, report: Repo
         result = backend.partition(content, fewer, scratch / "parts", overwrite=True,
                                    progress=advance)
     estimate = result.statistics.get("estimated_bytes")
-    return result.part_config, {"estimated_bytes": max(estimate)} if estimate else {}
+    return result.part_config, labels, {"estimated_bytes": max(estimate)} if estimate else {}

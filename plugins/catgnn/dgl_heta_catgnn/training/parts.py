@@ -8,7 +8,8 @@ once, a part at a time, by the ids of the parts; a worker reads its nodes' rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dgl_heta import InputError
 from dgl_heta.tools import (
     MASKS,
     check_file,
+    check_finite,
     file_sum,
     listing,
     new_array,
@@ -27,6 +29,7 @@ from dgl_heta.tools import (
     write_signed,
 )
 
+log = logging.getLogger(__name__)
 FEATURES, LABELS = ("feat", "features", "feats", "x"), ("label", "labels", "y")
 """Names of node data in parts, ours and those of scripts."""
 
@@ -116,35 +119,40 @@ class TrainingParts:
         return path
 
 
-def prepare(config: Path, out: Path, *, target: str | None = None, classes: int | None = None
-            ) -> TrainingParts:
+def prepare(config: Path, out: Path, *, target: str | None = None, classes: int | None = None,
+            labels: Sequence[str] = LABELS, unlabelled: float | None = None) -> TrainingParts:
     """Make parts for training of DistDGL's; no more than a part is in memory at a time.
 
-    An edge between two parts is in both (CATGNN, §3.1). DistDGL has it where its destination is
-    owned alone; with one hop the out-edges of a part's nodes to its halo nodes are added, so that
-    these have some of their neighbours, too.
+    An edge between two parts is in both (CATGNN, §3.1). Stream partitioners have it where its
+    destination is owned alone, DGL itself (METIS, random) where either end is. With one hop
+    in-edges of own nodes are taken, and the out-edges of a part's nodes to its halo nodes are
+    added, so that these have some of their neighbours, too, and every edge is there once.
 
     Features of node types are side by side where there are several, with a column for each type
-    that says what a node is. A type without features has that alone.
+    that says what a node is. A type without features has that alone. Features are node data of one
+    of the usual names, or else a type's only matrix of floating-point numbers.
 
     Parameters
     ----------
     config : the part_config of DistDGL's.
     target : node type to classify; default: the only one with labels and a training mask.
     classes : number of classes; default: one more than the largest label.
+    labels : names of the labels, of which the first that is there is taken.
+    unlabelled : a label that stands for none.
 
     Raises
     ------
     InputError
-        No parts, or parts without what training needs; the message says what there is.
+        No parts, or parts without what training needs; the message says what there is. Features
+        that are not finite.
     """
     book = _Book.read(config)
     data = book.node_data(0)
-    target = _target(data, target, book)
-    features = {t: _named(data, t, FEATURES) for t in book.types}
+    target = _target(data, target, book, labels)
+    features = {t: _features(data, t, labels) for t in book.types}
     widths = {t: data[f"{t}/{name}"].shape[1] for t, name in features.items() if name is not None}
     width = sum(widths.values()) + (len(book.types) if len(book.types) > 1 or not widths else 0)
-    label_name = _named(data, target, LABELS)
+    label_name = _named(data, target, labels)
     nodes = book.num_nodes
     arrays = {name: new_array(out / f"{name}.npy", kind, shape)
               for name, kind, shape in (
@@ -157,9 +165,10 @@ def prepare(config: Path, out: Path, *, target: str | None = None, classes: int 
         data = book.node_data(part)
         for i, ntype in enumerate(book.types):
             own = slice(*book.ranges[ntype][part])
-            if ntype in widths:
-                arrays["feat"][own, first[ntype]:first[ntype] + widths[ntype]] = data[
-                    f"{ntype}/{features[ntype]}"].numpy()
+            if (name := features[ntype]) is not None:
+                rows = data[f"{ntype}/{name}"].float().numpy()
+                check_finite(name, rows, ntype, book.before(ntype, part))
+                arrays["feat"][own, first[ntype]:first[ntype] + widths[ntype]] = rows
             if width > sum(widths.values()):
                 arrays["feat"][own, sum(widths.values()) + i] = 1
         own = slice(*book.ranges[target][part])
@@ -167,6 +176,9 @@ def prepare(config: Path, out: Path, *, target: str | None = None, classes: int 
         if label.ndim != 1 or label.dtype.kind not in "iu":
             raise InputError(f"label '{label_name}' of '{target}' has shape {label.shape} and type "
                              f"{label.dtype}; it must be one whole number per node")
+        label = label.astype(np.int64)
+        if unlabelled is not None:
+            label[label == unlabelled] = -1
         arrays["label"][own] = label
         for bit, mask in enumerate(MASKS):
             if f"{target}/{mask}" in data:
@@ -202,6 +214,8 @@ def _write_edges(book: _Book, arrays: Mapping[str, np.ndarray], out: Path) -> li
     infos = []
     for part in range(graphs):
         nodes, own, src, dst, inner = book.edges(part)
+        if book.hops == 1:  # DGL's own parts have those to halo nodes, too, which are added below
+            src, dst, inner = src[inner], dst[inner], inner[inner]
         ends = [nodes[side[inner & (src != dst)]] for side in (src, dst)]
         for name, ids in zip(("out_degree", "in_degree"), ends):
             np.add.at(arrays[name], ids, 1)
@@ -281,6 +295,10 @@ class _Book:
     def types(self) -> list[str]:
         return list(self.ranges)
 
+    def before(self, ntype: str, part: int) -> int:
+        """How many nodes of a type the parts before this one own."""
+        return sum(high - low for low, high in self.ranges[ntype][:part])
+
     def node_data(self, part: int) -> dict[str, Any]:
         file = self.directory / self.config[f"part-{part}"]["node_feats"]
         if not file.exists():
@@ -312,11 +330,11 @@ class _Book:
         return owner
 
 
-def _target(data: dict[str, Any], given: str | None, book: _Book) -> str:
-    able = [t for t in book.types if _named(data, t, LABELS) and f"{t}/{MASKS[0]}" in data]
+def _target(data: dict[str, Any], given: str | None, book: _Book, labels: Sequence[str]) -> str:
+    able = [t for t in book.types if _named(data, t, labels) and f"{t}/{MASKS[0]}" in data]
     if given is not None and given not in able:
-        raise InputError(f"node type '{given}' has no label and train_mask in these parts; types "
-                         f"that have: {listing(able)}")
+        raise InputError(f"node type '{given}' has no {labels[0]} and train_mask in these parts; "
+                         f"types that have: {listing(able)}")
     if given is None and len(able) != 1:
         raise InputError("training needs a node type with 'label' and 'train_mask'; types of these "
                          f"parts that have both: {listing(able)}"
@@ -324,5 +342,19 @@ def _target(data: dict[str, Any], given: str | None, book: _Book) -> str:
     return given or able[0]
 
 
-def _named(data: dict[str, Any], ntype: str, names: tuple[str, ...]) -> str | None:
+def _features(data: dict[str, Any], ntype: str, labels: Sequence[str]) -> str | None:
+    """The name of a type's features, None if it has none; as in the reader of DGLGraphs."""
+    if (name := _named(data, ntype, FEATURES)) is not None:
+        return name
+    matrices = [
+        name for key, rows in data.items() for owner, _, name in [key.rpartition("/")]
+        if owner == ntype and name not in (*LABELS, *labels, *MASKS)
+        and rows.is_floating_point() and rows.dim() == 2 and rows.shape[1]]
+    if len(matrices) > 1:
+        log.warning("node type '%s' has no features in training: none of %s is named feat", ntype,
+                    listing(matrices))
+    return matrices[0] if len(matrices) == 1 else None
+
+
+def _named(data: dict[str, Any], ntype: str, names: Sequence[str]) -> str | None:
     return next((name for name in names if f"{ntype}/{name}" in data), None)

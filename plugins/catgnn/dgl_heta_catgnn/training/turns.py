@@ -12,6 +12,7 @@ follow from seed, part and epoch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta import InputError
 from dgl_heta.tools import Comm
 from dgl_heta_catgnn.averaging import ModelAverage
 from dgl_heta_catgnn.training.batches import PartBatches, loss_of
@@ -91,7 +93,13 @@ class Turns:
                     if self.parts.parts[part].train]
 
     def rounds(self) -> Iterator[Round]:
-        """Train; yields after each average, when `state` is that of all workers."""
+        """Train; yields after each average, when `state` is that of all workers.
+
+        Raises
+        ------
+        InputError
+            Training diverged: on all workers alike, as loss and state are those of all.
+        """
         done = 0
         while done < self.choices.epochs:
             epochs = min(self.choices.sync_every, self.choices.epochs - done)
@@ -101,8 +109,15 @@ class Turns:
                 average.add(self.model.state_dict(), self.parts.parts[part].train)
             self.state = average.over(self.world)
             done += epochs
-            loss, count, steps = self.world.all_reduce(sums, cause="control").tolist()
-            yield Round(done, loss / max(count, 1), int(steps))
+            total, count, steps = self.world.all_reduce(sums, cause="control").tolist()
+            loss = total / max(count, 1)
+            finite = all(bool(value.isfinite().all()) for value in self.state.values())
+            if not (math.isfinite(loss) and finite):
+                what = "parameters are NaN or infinite" if math.isfinite(loss) else (
+                    f"the loss is {loss}")
+                raise InputError(f"{what} after epoch {done}: training diverged; lower "
+                                 "plugins.catgnn.lr, or check the features")
+            yield Round(done, loss, int(steps))
 
     def averaged(self) -> Any:
         """The model with the averaged state, for evaluation."""
