@@ -41,6 +41,12 @@ def test_graphbolt_data_set_gives_the_graph(tmp_path, fmt, edges):
     assert "features of 'author' are its feature 'emb'" in notes
 
 
+@pytest.mark.parametrize("name", ["label", "labels"])
+def test_labels_are_no_features_of_a_type_that_has_no_others(tmp_path, name):
+    write_graphbolt(tmp_path, feature_data=lambda v: [*v[:2], {**v[2], "name": name}])
+    assert {*read_graphbolt(tmp_path).node_arrays["author"]} == {name}
+
+
 def test_graphbolt_reader_agrees_with_graphbolt(tmp_path):
     gb = pytest.importorskip("dgl.graphbolt")
     write_graphbolt(tmp_path / "ours")

@@ -278,6 +278,12 @@ def test_a_column_of_features_that_is_not_there_is_named(tmp_path: Path) -> None
         make(tmp_path, {"year": [1, 2]}, {"yaer": "number"})
 
 
+def test_a_label_among_the_features_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="column 'kind' of 'paper' is the label, and is to be "
+                                         "a feature, too, which would give the answer away"):
+        make(tmp_path, {"kind": ["a", "b"]}, {"kind": "category"}, {"label": "kind"})
+
+
 def split(tmp_path: Path, columns: dict, how: object) -> list[np.ndarray]:
     source = make(tmp_path, columns, task={"split": how})
     masks = [source.node_arrays["paper"][name] for name in MASKS]

@@ -14,7 +14,7 @@ import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
-from dgl_heta.graph.readers import read_edge_files
+from dgl_heta.graph.readers import read_edge_files, whole_numbers
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import Task
 from dgl_heta.store import Store, write_store
@@ -277,3 +277,20 @@ def test_files_that_are_no_tables_are_named(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=said):
         described(tmp_path, {"a": {}, "b": {}}, [relation(files=[name])])
+
+
+@pytest.mark.parametrize("block", [2, 3, 7, 1 << 22])
+def test_a_value_that_goes_on_after_its_quotes_is_named(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Of two such values a parser makes one, and the rows between are gone; lines in quotes stay.
+    """
+    monkeypatch.setattr(whole_numbers, "_BLOCK", block)
+    right = 'src,dst,title\r\n"x, 1",y,"two\nlines ""quoted"""\r\n"z",y,5" or 6"\nz,y,"6"""'
+    edges = [relation(files=["e.csv"])]
+    (tmp_path / "e.csv").write_bytes(right.encode())
+    source = described(tmp_path, {"a": {}, "b": {}}, edges)
+    assert pairs(source, Relation("a", "to", "b")) == [("x, 1", "y"), ("z", "y"), ("z", "y")]
+    (tmp_path / "e.csv").write_bytes(f'{right}\nz,y,"Low\nz,y,other\nz,y,12" vinyl\n'.encode())
+    with pytest.raises(InputError, match=r"e\.csv, line 8: a value begins with a double quote in "
+                                         "line 6, ends with one here, and goes on; write a quote"):
+        described(tmp_path, {"a": {}, "b": {}}, edges)

@@ -29,7 +29,7 @@ METADATA = {
     "name": "g",
     "nodes": {"item": {"table": "T", "features": {
         "price": "number:indicator", "list": "vector", "fixed": "number", "words": "text:4",
-        "exact": "number", "class": "category"}}, "other": {}},
+        "exact": "number", "kind": "category"}}, "other": {}},
     "edges": [{"src": "item", "etype": "to", "dst": "other", "files": ["T"],
                "columns": ["id", "bytes"]},
               {"src": "other", "etype": {"column": "class"}, "dst": "item", "files": ["T"],
@@ -45,6 +45,7 @@ def table(views: bool) -> Any:
     return pa.table({
         "id": [f"i{i}" for i in rows], "class": pa.array(["ab"[i % 2] for i in rows]
                                                          ).dictionary_encode(),
+        "kind": pa.array(["ab"[i % 2] for i in rows]).dictionary_encode(),
         "price": [None, *map(float, range(1, ROWS))], "list": pa.array(floats),
         "fixed": pa.array(floats, pa.list_(pa.float32(), 2)),
         "words": pa.array(words, pa.string_view() if views else pa.large_string()),

@@ -26,8 +26,9 @@ from dgl_heta.graph.readers.column_sizes import (
     parquet_footer,
 )
 from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain_column
+from dgl_heta.graph.readers.quotes import check_quotes
 from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
-from dgl_heta.graph.readers.whole_numbers import file_blocks
+from dgl_heta.graph.readers.whole_numbers import FileStream, file_blocks
 
 TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow", ".feather")
@@ -174,7 +175,7 @@ class TextColumns(ColumnFile):
                                       arrow().large_string()) for name in names]
 
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
-        self._check_quotes()
+        check_quotes(self._path, self._delimiter)
         done = 0
         for block in (1 << 20, LONGEST_ROW):  # pyarrow reads 32 blocks ahead
             row = 0
@@ -193,7 +194,7 @@ class TextColumns(ColumnFile):
     def _reader(self, names: Sequence[str], block: int) -> Iterator[Any]:
         """Batches of some columns, text, in the order of `names`."""
         pa, pcsv = arrow(), arrow("pyarrow.csv")
-        with reading(self._path), _Stream(self._path) as stream, io.BufferedReader(
+        with reading(self._path), FileStream(self._path) as stream, io.BufferedReader(
                 stream) as file, pcsv.open_csv(
                 file,
                 read_options=pcsv.ReadOptions(use_threads=False, block_size=block,
@@ -226,35 +227,6 @@ class TextColumns(ColumnFile):
         if any("\ufffd" in field for field in rows[delimiter]):
             raise InputError(f"the first line of {self._path} is not UTF-8 text; save it as UTF-8")
         return delimiter, rows[delimiter]
-
-    def _check_quotes(self) -> None:
-        """Refuse a quote without an end, by which the parser would make one row of several."""
-        quotes = sum(block.count(b'"') for block in file_blocks(self._path))
-        if quotes % 2:
-            raise InputError(f"{self._path} has an odd number of double quotes, so one has no end; "
-                             "write a quote in a value as two, and the value in quotes")
-        if self._delimiter == "\t" and quotes:  # where many programs give quotes no meaning
-            for number, line in enumerate(io.BufferedReader(_Stream(self._path)), start=1):
-                if line.count(b'"') % 2:
-                    raise InputError(f"{self._path}, line {number}, has an odd number of double "
-                                     "quotes; write a quote in a value as two, and the value in "
-                                     "quotes")
-
-
-class _Stream(io.RawIOBase):
-    """What :func:`file_blocks` yields, as a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._blocks, self._rest = file_blocks(path), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._rest = self._rest or next(self._blocks, b"")
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
 
 
 class ParquetColumns(ColumnFile):

@@ -32,7 +32,7 @@ of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.reader
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,19 @@ from dgl_heta.graph.readers.array_files import (
     open_npy,
 )
 from dgl_heta.graph.readers.arrays import node_array, node_task
-from dgl_heta.graph.readers.column_files import ENDINGS, TextForm
+from dgl_heta.graph.readers.column_files import ENDINGS
 from dgl_heta.graph.readers.columns import Labels, task_columns
 from dgl_heta.graph.readers.edge_tables import ALL, Column, EdgeTables
+from dgl_heta.graph.readers.entries import (
+    TEXT_KEYS,
+    check_keys,
+    count_of,
+    files_in,
+    name_of,
+    name_or_column,
+    short,
+    text_form,
+)
 from dgl_heta.graph.readers.named import NamedNodes
 from dgl_heta.graph.readers.sizes import parse_json, read_text
 from dgl_heta.graph.readers.splits import masks_of
@@ -62,8 +72,6 @@ from dgl_heta.system.disk import is_full
 from dgl_heta.system.remote_files import file_path, for_each
 
 METADATA = "metadata.json"
-TEXT_KEYS = ("header", "delimiter", "decimal")
-"""Keys of an entry that describe how its texts are written."""
 
 
 def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
@@ -84,8 +92,8 @@ def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
     directory = file_path(directory)
     path = directory / METADATA
     data = parse_json(read_text(path), path)
-    _keys(data, str(path), required=("name", "nodes", "edges"), optional=("task",))
-    name = _text(data["name"], f"{path}: 'name'")
+    check_keys(data, str(path), required=("name", "nodes", "edges"), optional=("task",))
+    name = name_of(data["name"], f"{path}: 'name'")
     if not isinstance(data["nodes"], dict) or not data["nodes"]:
         raise InputError(f"{path}: 'nodes' must be an object of node type: {{\"count\": …}}")
     if not isinstance(data["edges"], list) or not data["edges"]:
@@ -135,8 +143,8 @@ class _Nodes:
         self.items = {ntype: item for ntype, item in items.items() if ntype != ALL}
         if ALL in items and not self.open:
             where = f"{path}: node type '{ALL}'"
-            _keys(items[ALL], where, required=("table", "type"),
-                  optional=("id", *TEXT_KEYS))
+            check_keys(items[ALL], where, required=("table", "type"),
+                       optional=("id", *TEXT_KEYS))
             _, types, _ = self._table_of_types(items[ALL], where)
             self.items |= {ntype: items[ALL] for ntype in types if ntype not in self.items}
         for ntype, item in self.items.items():
@@ -148,8 +156,8 @@ class _Nodes:
 
     def _add(self, ntype: str, item: dict[str, Any]) -> None:
         where = f"{self.path}: node type '{ntype}'"
-        _keys(item, where, required=(), optional=("count", "table", "id", "type", *TEXT_KEYS,
-                                                  "arrays", "features"))
+        check_keys(item, where, required=(), optional=(
+            "count", "table", "id", "type", *TEXT_KEYS, "arrays", "features"))
         count = self.counts[ntype] = self._count(ntype, item, where)
         arrays = item.get("arrays", {})
         if not isinstance(arrays, dict):
@@ -171,7 +179,7 @@ class _Nodes:
             for key in ("id", "type", *TEXT_KEYS):
                 if key in item:
                     raise InputError(f"{where}: '{key}' is of a 'table', which is not there")
-            return _positive(item["count"], f"{where}: 'count'") if "count" in item else 0
+            return count_of(item["count"], f"{where}: 'count'") if "count" in item else 0
         if "count" in item:
             raise InputError(f"{where} has both 'count' and 'table'; with a table its rows are the "
                              "nodes: leave 'count' out")
@@ -185,11 +193,11 @@ class _Nodes:
         else:
             table = self._table(item, where)
         self.tables[ntype] = table
-        return self.named.add_table(ntype, table, _text(item.get("id", "id"), f"{where}: 'id'"))
+        return self.named.add_table(ntype, table, name_of(item.get("id", "id"), f"{where}: 'id'"))
 
     def _table(self, item: dict[str, Any], where: str) -> ColumnTable:
         """The table of an entry, opened once."""
-        form = _text_form(item, where)
+        form = text_form(item, where)
         files = files_of(self.directory, item["table"], f"{where}: 'table'")
         key = (*files, form)
         if key not in self._opened:
@@ -200,7 +208,7 @@ class _Nodes:
     def _table_of_types(self, item: dict[str, Any], where: str
                         ) -> tuple[ColumnTable, list[str], np.ndarray]:
         """A table of nodes of several types, the types, and which of them each row is of."""
-        table, column = self._table(item, where), _text(item["type"], f"{where}: 'type'")
+        table, column = self._table(item, where), name_of(item["type"], f"{where}: 'type'")
         key = (table, column)
         if key not in self._types:
             self._types[key] = table.codes(column, " as node type")
@@ -240,8 +248,10 @@ def _edge_entry(nodes: _Nodes, item: Any, where: str, once: set[Relation]
 
     `once` are the relations that other entries name, to which this one's is added.
     """
-    _keys(item, where, required=("src", "etype", "dst", "files"), optional=("columns", *TEXT_KEYS))
-    src, etype, dst = (_end(item[key], f"{where}: '{key}'") for key in ("src", "etype", "dst"))
+    check_keys(item, where, required=("src", "etype", "dst", "files"),
+               optional=("columns", *TEXT_KEYS))
+    src, etype, dst = (name_or_column(item[key], f"{where}: '{key}'")
+                       for key in ("src", "etype", "dst"))
     for key, ntype in (("src", src), ("dst", dst)):
         if isinstance(ntype, Column) or ntype == ALL or ntype in nodes.counts:
             continue
@@ -270,20 +280,24 @@ def _edge_entry(nodes: _Nodes, item: Any, where: str, once: set[Relation]
 def _read_task(nodes: _Nodes, item: Any) -> tuple[Task, dict[str, Any]]:
     """The task, and what a store keeps of how its labels and masks were found."""
     where = f"{nodes.path}: task"
-    _keys(item, where, required=("target",),
-          optional=("num_classes", "label", "kind", "split", "unlabelled"))
+    check_keys(item, where, required=("target",),
+               optional=("num_classes", "label", "kind", "split", "unlabelled"))
     classes = item.get("num_classes")
-    classes = None if classes is None else _positive(classes, f"{where}: 'num_classes'")
-    target = _text(item["target"], f"{where}: 'target'")
-    label = _text(item.get("label", "label"), f"{where}: 'label'")
-    kind = _text(item.get("kind", "classification"), f"{where}: 'kind'")
+    classes = None if classes is None else count_of(classes, f"{where}: 'num_classes'")
+    target = name_of(item["target"], f"{where}: 'target'")
+    label = name_of(item.get("label", "label"), f"{where}: 'label'")
+    kind = name_of(item.get("kind", "classification"), f"{where}: 'kind'")
+    if label in nodes.items.get(target, {}).get("features", ()):
+        raise InputError(f"{where}: column '{label}' of '{target}' is the label, and is to be a "
+                         "feature, too, which would give the answer away; take it out of "
+                         "'features'")
     if target not in nodes.counts:
         raise InputError(f"{where}: target node type '{target}' is not in the graph; node types: "
                          f"{listing(nodes.counts)}" + nearest(target, nodes.counts))
     unlabelled = item.get("unlabelled")
     if unlabelled is not None and (isinstance(unlabelled, bool)
                                    or not isinstance(unlabelled, int | float)):
-        raise InputError(f"{where}: 'unlabelled' is {_short(unlabelled)}; it must be a number")
+        raise InputError(f"{where}: 'unlabelled' is {short(unlabelled)}; it must be a number")
     labels, info = Labels(), {}
     if label in (arrays := nodes.arrays.get(target, {})):
         arrays[label] = arrays[label][...]
@@ -344,41 +358,16 @@ def _unread(nodes: _Nodes, task: dict[str, Any]) -> dict[str, list[str]]:
     return unread
 
 
-def _end(value: Any, where: str) -> str | Column:
-    """A node type or relation: a name, or the column that has it for each row."""
-    if isinstance(value, dict):
-        _keys(value, where, required=("column",))
-        return Column(_text(value["column"], f"{where}: 'column'"))
-    return _text(value, where)
-
-
-def _text_form(item: dict[str, Any], where: str) -> TextForm:
-    """How the texts of an entry are written."""
-    header, delimiter = item.get("header"), item.get("delimiter")
-    if header is not None and not (isinstance(header, list) and header and all(
-            isinstance(name, str) and name for name in header)):
-        raise InputError(f"{where}: 'header' is {_short(header)}; it must be the names of all "
-                         "columns, of files whose first line has none")
-    if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1
-                                      and delimiter.isascii() and delimiter not in '"\r\n\0'):
-        raise InputError(f"{where}: 'delimiter' is {_short(delimiter)}; it must be one character, "
-                         "as \";\"")
-    decimal = item.get("decimal", ".")
-    if decimal not in (".", ","):
-        raise InputError(f"{where}: 'decimal' is {_short(decimal)}; it must be \".\" or \",\"")
-    return TextForm(None if header is None else tuple(header), delimiter, decimal)
-
-
 def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: str | Column,
                  item: dict[str, Any], where: str) -> EdgeTables:
     columns = item.get("columns")
     if columns is not None and not (
             isinstance(columns, list) and len(columns) == 2
             and all(isinstance(name, str) and name for name in columns)):
-        raise InputError(f"{where}: 'columns' is {_short(columns)}; it must be two names of "
+        raise InputError(f"{where}: 'columns' is {short(columns)}; it must be two names of "
                          "columns: of the sources, of the destinations")
-    paths, form = [], _text_form(item, where)
-    for path, entry in _files(directory, item["files"], where):
+    paths, form = [], text_form(item, where)
+    for path, entry in files_in(directory, item["files"], where):
         if not isinstance(path, Path) or not path.name.endswith(ENDINGS):
             raise InputError(f"{entry}, but a node type of this relation has ids of its own (no "
                              f"'count'); such edges are tables: {', '.join(ENDINGS)}")
@@ -390,7 +379,7 @@ def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: s
 def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
     parts: list[EdgeSource] = for_each(
         lambda file: open_edges(file) if isinstance(file, Path) else NpyEdges(*file),
-        [file for file, _ in _files(directory, files, where)])
+        [file for file, _ in files_in(directory, files, where)])
     return parts[0] if len(parts) == 1 else JoinedEdges(parts)
 
 
@@ -399,60 +388,3 @@ def _node_rows(name: str, file: Path) -> Any:
     array = open_npy(file)
     features = array.ndim == 2 and array.dtype.kind == "f" and array.dtype.isnative
     return array if features and name not in MASKS else array[...]
-
-
-def _files(directory: Path, files: Any, where: str
-           ) -> Iterator[tuple[Path | tuple[Path, Path], str]]:
-    """The files of an entry, each with how messages name it; a pair has the ends of edges apart."""
-    if not isinstance(files, list) or not files:
-        raise InputError(f"{where}: 'files' must be a list with at least one file")
-    once: set[tuple[Path, ...]] = set()
-    for index, item in enumerate(files):
-        entry = f"{where}: files[{index}]"
-        if isinstance(item, dict):
-            _keys(item, entry, required=("src_file", "dst_file"))
-            src, dst = (inside(directory, item[key], f"{entry}: '{key}'")
-                        for key in ("src_file", "dst_file"))
-            found: list[tuple[Path, ...]] = [(src, dst)]
-            named = _short(item)
-        else:
-            found, named = [(path,) for path in files_of(directory, item, entry)], f"'{item}'"
-        for paths in found:
-            there = tuple(path.resolve() for path in paths)
-            if there in once:
-                raise InputError(f"{entry} is {named}, which names {' and '.join(map(str, paths))} "
-                                 "again; a file is read once")
-            once.add(there)
-            yield (paths[0], paths[1]) if len(paths) == 2 else paths[0], f"{entry} is {named}"
-
-
-def _keys(item: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> None:
-    """Check that `item` is an object with the required keys and no unknown ones."""
-    required = tuple(required)
-    allowed = (*required, *optional)
-    if not isinstance(item, dict):
-        raise InputError(f"{where} is {_short(item)}; it must be an object with {listing(allowed)}")
-    for key in item:
-        if key not in allowed:
-            raise InputError(f"{where}: unknown key '{key}'; keys: {listing(allowed)}"
-                             + nearest(key, allowed))
-    missing = [key for key in required if key not in item]
-    if missing:
-        raise InputError(f"{where} lacks {listing(missing)}")
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{where} is {_short(value)}; it must be a name in quotes")
-    return value
-
-
-def _positive(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where} is {_short(value)}; it must be a whole number, 1 or more")
-    return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"

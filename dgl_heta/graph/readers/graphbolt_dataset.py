@@ -6,8 +6,8 @@ is a pickle. Nothing of dgl is needed, and nothing is written.
 Node types and relations are in GraphBolt's order (sorted by their type string), so that type
 ids agree; a homogeneous graph has node type `_N` and relation `_N _E _N`. Node features keep
 their names. `feat` are the static features of a type; where it has none, its only node
-feature takes that place if it is a floating point vector per node. Labels and masks come from
-the item sets of the task: seed nodes with their labels.
+feature takes that place if it is a floating point vector per node, and neither labels nor a mask.
+Labels and masks come from the item sets of the task: seed nodes with their labels.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ PREPROCESSED = "preprocessed"
 
 _SETS = dict(zip(("train_set", "validation_set", "test_set"), MASKS))
 _SEEDS = ("seed_nodes", "seeds")
+_ANSWERS = ("label", "labels", *MASKS)  # no features, though a type may have no other
 _NODE, _EDGE = "_N", Relation("_N", "_E", "_N")
 
 
@@ -208,7 +209,7 @@ class _Reader:
         for ntype, arrays in self.node_arrays.items():
             if len(arrays) == 1 and "feat" not in arrays:
                 (name, array), = arrays.items()
-                if array.dtype.kind == "f" and array.ndim <= 2:
+                if array.dtype.kind == "f" and array.ndim <= 2 and name not in _ANSWERS:
                     self.node_arrays[ntype] = {"feat": node_array("feat", array, ntype, len(array))}
                     self.notes.append(f"features of '{ntype}' are its feature '{name}'")
 

@@ -7,10 +7,12 @@ digits, spaces, and a comma, semicolon or tab, and anything else is an error wit
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -132,6 +134,22 @@ def file_blocks(path: Path) -> Iterator[bytes]:
     except (OSError, EOFError, zlib.error) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"cannot read {path} as CSV: {reason}") from None
+
+
+class FileStream(io.RawIOBase):
+    """What :func:`file_blocks` yields, as a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks, self._rest = file_blocks(path), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or next(self._blocks, b"")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
 
 
 def _wrong(path: Path, data: bytes, at: int, line: int, kind: int) -> InputError:

@@ -141,6 +141,7 @@ def _labels(table: ColumnTable, name: str, store: Store, ntype: str, task: TaskS
     if task.kind == "classification":
         return NodeLabels(class_labels(rows, what, task.unlabelled), "classification", None, -1,
                           what)
+    rows = rows[:, 0] if task.kind == "regression" and rows.shape[1] == 1 else rows  # as of nodes
     return NodeLabels(rows, str(task.kind), None, task.unlabelled, what)
 
 

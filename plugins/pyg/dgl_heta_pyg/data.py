@@ -19,7 +19,8 @@ class PartitionData:
     """An open partition, `part`, in the place of the HeteroData of a script.
 
     `data["paper"]` has `num_nodes`, `num_features` and, of target types, `train_mask`, `val_mask`
-    and `test_mask`, bool (nodes,). All else of a node is in the batches that read it.
+    and `test_mask`, bool (nodes,); not where seeds are of `task.table`, at times of their own.
+    All else of a node is in the batches that read it.
     """
 
     def __init__(self, part: Partition) -> None:
@@ -44,8 +45,14 @@ class _Nodes:
     def __getattr__(self, name: str) -> Tensor:
         part, ntype = self.__dict__["_part"], self.__dict__["_ntype"]
         if name in MASKS and ntype in part.targets:
+            split = name.removesuffix("_mask")
+            if part.store.manifest.timed and part.task.table is not None:
+                raise InputError(f"seeds of '{ntype}' are those of task.table, nodes at times, and "
+                                 f"{name} has no times; input_nodes='{split}' keeps them")
+            ids = part.split(ntype, split)
+            ids = ids if ids.ndim == 1 else ids[:, 0]  # a seed is at the time of its row
             mask = torch.zeros(self.num_nodes, dtype=torch.bool)
-            mask[torch.from_numpy(part.split(ntype, name.removesuffix("_mask")))] = True
+            mask[torch.from_numpy(ids)] = True
             return mask
         raise AttributeError(f"a partition has no '{name}' of all nodes of '{ntype}' in memory; "
                              "batches have that of their nodes")

@@ -148,12 +148,13 @@ class NeighborLoader(Loader):
             (0, self._widths[t]), dtype=part.learnable.dtype, device=part.device)
             for t, at in hops.at.items()}, origin)
         data.__dict__["_mean"] = step.mean
-        self._of_seeds(data, step, mini.own_seeds)
         for relation, ids in hops.edge_ids.items():
             of = data[tuple(relation)]
             of.e_id = torch.from_numpy(ids)
             for name, array in part.store.edge_arrays(relation).items():
                 of[name] = torch.from_numpy(array[ids]).to(part.device)
+        # After the arrays of edges, of which one may be called edge_label, too.
+        self._of_seeds(data, step, mini.own_seeds)
         if origin is not None:
             origin.note(data.stores[1:])
         return data
@@ -166,9 +167,20 @@ class NeighborLoader(Loader):
             store.input_id = torch.from_numpy(
                 order[np.searchsorted(keys(self._ids[ntype]), keys(seeds), sorter=order)])
             if ntype in self._labelled:
-                store.y = torch.from_numpy(
-                    self.part.store.array(ntype, self._array)[seeds[:, 0]] if self._of_nodes
-                    else self.part.labels(ntype).rows(seeds)).to(self.part.device)
+                store.y = torch.from_numpy(self._labels_of(ntype, seeds)).to(self.part.device)
+
+    def _labels_of(self, ntype: str, seeds: np.ndarray) -> np.ndarray:
+        """The labels of seeds: classes, int64, or numbers in the shape and dtype of the data's `y`;
+        whole ones are float64 where a value stands for none, which is NaN."""
+        if self._of_nodes:
+            return self.part.store.array(ntype, self._array)[seeds[:, 0]]
+        labels = self.part.labels(ntype)
+        rows, stored = labels.rows(seeds), labels.array
+        if labels.kind == "classification":
+            return rows
+        kept = stored.dtype.kind == "f" or labels.unlabelled is None
+        return rows.reshape(len(seeds), *stored.shape[1:]).astype(
+            stored.dtype if kept else rows.dtype, copy=False)
 
 
 def _check_plan(part: Partition) -> None:

@@ -46,17 +46,24 @@ class RelationEdges(Tensor):
         if name == "__repr__" and own is not None:
             return f"RelationEdges('{own.relation or 'all'}', {own.size(1)})"
         if own is None or own is not args[0] or name not in (_KEEP | _ASK):
-            what = f" of '{own.relation or 'all'}'" if own is not None else ""
-            raise InputError(
-                f"edge_index{what} is read by torch's {name}, outside of a convolution that "
-                "dgl_heta_pyg.distribute(model, part) knows; on several workers these edges are "
-                "some of the relation's: use a MessagePassing convolution for each relation, in "
-                "the model that was given to distribute, or one worker (--parts 1)")
+            raise _read_by(name, own)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
         if name in _KEEP:
             return cls.of(out, own.relation, own.origin)
-        return out.as_subclass(Tensor) if isinstance(out, RelationEdges) else out
+        if isinstance(out, Tensor):  # a property such as T has the edges, too
+            raise _read_by(getattr(getattr(func, "__self__", None), "__name__", name), own)
+        return out
+
+
+def _read_by(name: str, edges: RelationEdges | None) -> InputError:
+    """The refusal of a function of torch that reads edges."""
+    what = f" of '{edges.relation or 'all'}'" if edges is not None else ""
+    return InputError(
+        f"edge_index{what} is read by torch's {name}, outside of a convolution that "
+        "dgl_heta_pyg.distribute(model, part) knows; on several workers these edges are some of "
+        "the relation's: use a MessagePassing convolution for each relation, in the model that was "
+        "given to distribute, or one worker (--parts 1)")
 
 
 def edges_in(value: Any) -> list[RelationEdges]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from dgl_heta_pyg import LinkNeighborLoader, NeighborLoader, distribute, open_partition
+import torch_geometric.transforms as T
+from dgl_heta_pyg import (
+    LinkNeighborLoader,
+    NeighborLoader,
+    distribute,
+    open_partition,
+    read_hetero_data,
+)
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 import dgl_heta
 from dgl_heta.errors import InputError
+from dgl_heta.graph.source import Task
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.store import Store, write_store
@@ -79,6 +88,24 @@ def test_rows_labels_and_edges_have_their_own(part: dgl_heta.Partition, store: S
     place = {int(edge): p for p, edge in enumerate(store.edge_ids(RELATIONS[0]))}
     for edge, u in zip(writes.e_id.tolist(), writes.edge_index[0].tolist()):
         assert ends.indices[place[edge]] == batch["author"].n_id[u]
+
+
+@pytest.mark.parametrize("columns", [(), (1,), (2,)])
+def test_numbers_to_predict_are_of_the_shape_and_dtype_of_the_data(
+        tmp_path: Path, columns: tuple[int, ...]) -> None:
+    """Else a loss of (n,) and (n, 1) is one of (n, n)."""
+    source = academic(papers=120)
+    label = np.random.default_rng(0).random((120, *columns), np.float32)
+    source.node_arrays["paper"]["label"] = label
+    source.task = Task("paper", math.prod(columns), kind="regression")
+    write_store(source, tmp_path / "store")
+    store = Store(tmp_path / "store")
+    write_partition(store, make_plan(store.schema, ["paper"], 2, 1), tmp_path / "part")
+    for nodes in ("train", ("paper", [5, 99, 3])):
+        paper = next(iter(NeighborLoader(dgl_heta.open_partition(tmp_path / "part", SETTINGS),
+                                         [2, 2], nodes, batch_size=3)))["paper"]
+        assert paper.y.dtype == torch.float32
+        assert np.array_equal(paper.y, label[paper.n_id[:3].numpy()])
 
 
 def test_batches_are_the_same_again_or_of_each_epoch(part: dgl_heta.Partition) -> None:
@@ -176,6 +203,24 @@ def test_batches_of_links_have_their_own(part: dgl_heta.Partition, store: Store)
     csc = store.relation(dgl_heta.Relation(*CITES))
     assert np.array_equal(of(batch)[0], csc.indices)
     assert np.array_equal(np.bincount(of(batch)[1], minlength=120), np.diff(csc.indptr))
+
+
+def test_labels_of_links_are_not_those_that_a_split_puts_on_edges(tmp_path: Path) -> None:
+    data, rates = HeteroData(), ("user", "rates", "movie")
+    data["user"].x, data["movie"].x = torch.randn(30, 4), torch.randn(20, 4)
+    data[rates].edge_index = torch.stack([torch.arange(200) % 30, torch.arange(200) % 20])
+    data, _, _ = T.RandomLinkSplit(
+        num_val=0.1, num_test=0.1, add_negative_train_samples=False, edge_types=[rates],
+        rev_edge_types=[("movie", "rev_rates", "user")])(T.ToUndirected()(data))
+    write_store(read_hetero_data(data, "ratings"), tmp_path / "store", edge_ids=True)
+    store = Store(tmp_path / "store")
+    write_partition(store, make_plan(store.schema, ["user", "movie"], 2, 1), tmp_path / "part",
+                    edge_ids=True)
+    batch = next(iter(LinkNeighborLoader(
+        open_partition(tmp_path / "part", SETTINGS), [3, 3], (rates, data[rates].edge_label_index),
+        neg_sampling_ratio=1.0, batch_size=32)))
+    assert batch[rates].edge_label_index.shape == (2, 64)
+    assert batch[rates].edge_label.tolist() == [1] * 32 + [0] * 32
 
 
 def test_a_relation_may_have_neighbours_of_its_own_number(part: dgl_heta.Partition) -> None:

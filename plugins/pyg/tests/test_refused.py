@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from dgl_heta_pyg.relation_edges import RelationEdges
 
+from dgl_heta import InputError, Relation
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
@@ -71,3 +75,12 @@ def test_what_cannot_be_merged_is_refused(said: list[dict[str, str]], case: str)
 
 def test_all_cases_are_looked_at(said: list[dict[str, str]]) -> None:
     assert said[0].keys() == SAID.keys()
+
+
+@pytest.mark.parametrize("name", ["T", "mT", "H", "data", "real"])
+def test_no_property_gives_the_edges_of_one_worker(name: str) -> None:
+    no_origin: Any = None
+    edges = RelationEdges.of(torch.arange(6).view(2, 3), Relation("a", "b", "c"), no_origin)
+    assert (edges.shape, edges.dtype, edges.device.type) == ((2, 3), torch.int64, "cpu")
+    with pytest.raises(InputError, match=f"edge_index of 'a b c' is read by torch's {name}, outs"):
+        getattr(edges, name)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dgl_heta_pyg import LinkNeighborLoader, NeighborLoader, distribute, read_hetero_data
+from dgl_heta_pyg import (
+    LinkNeighborLoader,
+    NeighborLoader,
+    distribute,
+    open_partition,
+    read_hetero_data,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
@@ -53,11 +60,12 @@ def shop(seed: int = 0) -> HeteroData:
     return data
 
 
-def partitioned(data: HeteroData, place: Path, parts: int = 1) -> Path:
+def partitioned(data: HeteroData, place: Path, parts: int = 1,
+                targets: Sequence[str] = ("user", "item")) -> Path:
     source = read_hetero_data(data, "shop", target="user", time_attr="time")
     write_store(source, place / "store", edge_ids=True)
     store = Store(place / "store")
-    write_partition(store, make_plan(store.schema, ["user", "item"], 2, parts),
+    write_partition(store, make_plan(store.schema, [*targets], 2, parts),
                     place / f"part{parts}", edge_ids=True)
     return place / f"part{parts}"
 
@@ -147,6 +155,24 @@ def test_negative_ends_are_there_at_their_links_time(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="links have edge_label_time"):
         LinkNeighborLoader(part, [2, 2], (VIEWS, links), edge_label_time=links[0] * 0 + 105,
                            input_time=links[0])
+
+
+def test_masks_and_labels_are_of_the_nodes_of_seeds(tmp_path: Path) -> None:
+    """Where a table has seeds at times of its own no mask has them."""
+    data = shop()
+    data["user"].time, data["user"].y = torch.arange(25) % 5, torch.rand(25)
+    data["user"].train_mask = torch.arange(25) >= 10
+    place, table = partitioned(data, tmp_path, targets=["user"]), tmp_path / "seeds.csv"
+    table.write_text("id,time,label,split\n3,1970-01-01 00:02:30,0.5,train\n")
+    rows, seeds = (open_partition(place, ["train.threads=1", *more])
+                   for more in ([], [f"task.table={table}"]))
+    assert torch.equal(rows["user"].train_mask, data["user"].train_mask)
+    with pytest.raises(InputError, match="train_mask has no times; input_nodes='train' keeps them"):
+        _ = seeds["user"].train_mask
+    (batch,) = NeighborLoader(rows, [2, 2], "train", batch_size=15)
+    assert torch.equal(batch["user"].y, data["user"].y[batch["user"].n_id[:15]])
+    (batch,) = NeighborLoader(seeds, [2, 2], "train", batch_size=15)
+    assert batch["user"].y.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(("what", "why"), [

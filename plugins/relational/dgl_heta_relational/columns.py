@@ -170,6 +170,12 @@ def label_of(settings: RelationalSettings, layout: Layout) -> Labelled | None:
                              "of a table that is a node type, and split a column of it: "
                              f"{listing(table.columns if table else layout.nodes)}")
     assert table is not None
+    for relation, (of, keys) in layout.relations.items():
+        if of is table and (wrong := [key for key in keys if column in key.columns]):
+            skip = f"leave table '{wrong[0].table}' out by plugins.relational.skip, or "
+            raise InputError(f"column '{column}' of table '{name}' is the label, and a foreign "
+                             f"key, whose relation '{relation}' would give the answer away; "
+                             f"{skip * (wrong[0].table != name)}predict its links (task.relation)")
     kind = "regression" if table.columns[column] in (pa.float32(), pa.float64()) else (
         "classification")
     if isinstance(split, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,9 +33,9 @@ class DuckDatabase(Database):
                                               read_only=not self._files)
             opening.callback(self.close)
             self._connection.begin()
-            for file in self._files:
+            for file in self._files:  # DuckDB takes a path for a pattern
                 self._connection.read_parquet(
-                    str(file), hive_partitioning=False).create_view(file.stem)
+                    glob.escape(str(file)), hive_partitioning=False).create_view(file.stem)
             self.tables = by_name(self._reflected())
             opening.pop_all()  # it stays open
 

@@ -68,7 +68,7 @@ def read_graph(database: Database, task: str | None = None) -> GraphSource:
         if task is None or seeds is None:
             return reading.source(None)
         warn_of_answers(task, ((read.table, read.spool.features)
-                               for read in reading.nodes.values()))
+                               for read in reading.nodes.values()), layout.relations)
         source = reading.source(seeds.until)
         return replace(source, write_seeds=seeds.write, check_seeds=partial(seeds.check, source))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dgl_heta import GraphSource, HetaError, InputError
+from dgl_heta import GraphSource, HetaError, InputError, Relation
 from dgl_heta.tools import column_seconds, listing, replacing, sort_of, split_words
 from dgl_heta_relational.columns import Feature, Spool
-from dgl_heta_relational.tables import Database, Table
+from dgl_heta_relational.tables import Database, ForeignKey, Table
 
 log = logging.getLogger("dgl_heta")
 MARK = b"dgl-heta seeds"
 """What is in the file's metadata: such a file may be replaced."""
 _PIECE = 1 << 22
 """Ids of nodes that seeds are compared with at once."""
+_MARKS = re.compile(r"[(),]|\b(?:select|from|where|on|by|having)\b", re.IGNORECASE)
+"""What an expression of a query ends at, and parentheses, within which it does not."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,17 @@ def _schema(batch: Any, query: str) -> Any:
     return batch.schema.with_metadata({MARK: query.encode()})
 
 
-def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]]) -> None:
-    """Log a warning for each table of the graph that a query names, if features may say the label.
+def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]],
+                    relations: Mapping[Relation, tuple[Table, Sequence[ForeignKey]]]) -> None:
+    """Log a warning for each table of the graph that a query names, if features may say the label,
+    and for each relation whose foreign key is named in what the query calls label.
 
     A table with a time is there from then on, so of it only columns count that the query names.
     """
-    text = re.sub(r"\bas\s+\w+", "", query, flags=re.IGNORECASE)
+    text, label = (re.sub(r"\bas\s+\w+", "", part, flags=re.IGNORECASE)
+                   for part in (query, _of_label(query)))
 
-    def named(word: str) -> bool:
+    def named(word: str, text: str = text) -> bool:
         return re.search(rf"(?<!\w){re.escape(word)}(?!\w)(?!\s+by\b)", text,
                          re.IGNORECASE) is not None
 
@@ -141,3 +146,27 @@ def warn_of_answers(query: str, tables: Iterable[tuple[Table, Sequence[Feature]]
                 "features; where they say the label, leave it out by plugins.relational.skip, or "
                 "them by plugins.relational.tables.\"%s\".features = {%s}", table.name,
                 listing(columns), table.name, own if len(columns) < 4 else 'COLUMN = "none"')
+    for relation, (table, keys) in relations.items():
+        columns = [column for key in keys for column in key.columns if named(column, label)]
+        if columns and named(table.name):
+            log.warning(
+                "the label of the query of --task is made of %s of table '%s', a foreign key, and "
+                "its relation '%s' is in the graph; where it says the label, leave '%s' out by "
+                "plugins.relational.skip, or predict links (task.relation)", listing(columns),
+                table.name, relation, keys[0].table if len(keys) == 1 else table.name)
+
+
+def _of_label(query: str) -> str:
+    """What a query calls label: of each such name the text before it, back to a comma or SELECT,
+    without the conditions of queries in it."""
+    parts = []
+    for found in re.finditer(r"\blabel\b", query, re.IGNORECASE):
+        begin = depth = 0
+        for mark in reversed([*_MARKS.finditer(query, 0, found.start())]):
+            depth += {")": 1, "(": -1}.get(mark[0], 0)
+            if depth < 0 or (depth == 0 and mark[0] not in "()"):
+                begin = mark.end()
+                break
+        parts.append(re.sub(r"\b(?:where|on)\b[^()]*", "", query[begin:found.end()],
+                            flags=re.IGNORECASE))
+    return "\n".join(parts)

@@ -64,6 +64,40 @@ def test_a_directory_of_parquet_files_with_keys(tmp_path):
         open_source(tmp_path)
 
 
+def test_a_directory_may_be_named_like_a_pattern(tmp_path):
+    for name, rows in (("run[1]", 3), ("run1", 2)):
+        (tmp_path / name).mkdir()
+        for table, content in TABLES.items():
+            pq.write_table(content.slice(0, rows), tmp_path / name / f"{table}.parquet")
+        (tmp_path / name / "relational.toml").write_text(KEYS)
+    assert open_source(tmp_path / "run[1]").node_counts == {"customer": 3, "order": 3}
+
+
+def test_a_label_that_is_a_foreign_key_is_refused_or_told(tmp_path, caplog):
+    """Its relation says it."""
+    for name, table in TABLES.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    (tmp_path / "relational.toml").write_text(KEYS)
+    with DuckDatabase(tmp_path, RelationalSettings(label="order.customer")) as database, (
+            pytest.raises(InputError, match="relation 'order customer customer' would give the "
+                                            "answer away; leave table 'customer' out by")):
+        read_graph(database)
+    for query, told in (
+            ("id, placed AS time, CAST(customer AS INT) AS label FROM \"order\" WHERE id = 'a'", 1),
+            ("id, placed AS time, o.customer label FROM \"order\" o WHERE id = 'a'", 1),
+            ("id, placed AS time, label FROM (SELECT *, customer > 3 AS label FROM \"order\") "
+             "WHERE id = 'a'", 1),
+            ("CAST(customer AS INT) AS id, max(placed) AS time, count(*) AS label FROM \"order\" "
+             "WHERE customer = 3 GROUP BY customer", 0),
+            ("id, TIMESTAMP '2020-01-01' AS time, (SELECT count(*) FROM \"order\" o "
+             "WHERE o.customer = c.id) AS label FROM customer c", 0)):
+        caplog.clear()
+        with DuckDatabase(tmp_path, RelationalSettings(seeds=tmp_path / "seeds.parquet")) as opened:
+            read_graph(opened, f"SELECT {query}")
+        told_of = [r.message for r in caplog.records if "'order customer customer'" in r.message]
+        assert len(told_of) == told, query
+
+
 def test_files_of_relbench_say_their_keys_themselves(tmp_path):
     said = {"customer": ("id", {}, None), "order": (None, {"customer": "customer"}, "placed")}
     (tmp_path / "db").mkdir()

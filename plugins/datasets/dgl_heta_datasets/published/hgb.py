@@ -24,7 +24,8 @@ class Hgb(Reader):
     type has features; ids of a type follow each other, and types are in order. A link: two node
     ids, its type, a weight, which is left out. A label: node id, name, type, one class or several
     between commas. Names of types are those of `info.dat`, or `type-0`, `link-0`. The benchmark
-    has no validation nodes: a share of the training nodes is drawn.
+    has no validation nodes: a share of the training nodes is drawn. Downloads from before March
+    2023, when the benchmark published its test labels, may have random ones in `label.dat.test`.
     """
 
     name = "hgb"
