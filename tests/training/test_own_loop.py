@@ -483,6 +483,7 @@ from dgl_heta.models import HGNN, RGCNLayer
 
 given = json.loads(sys.argv[1])
 part = dgl_heta.open_partition(given["part"], given["settings"])
+torch.manual_seed(0)
 model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
 torch.manual_seed(0)
 batches = list(part.loader("train", [3, 3], batch_size=24 // part.world.size))[:2]
@@ -570,11 +571,13 @@ def test_what_else_a_loop_does_is_the_same_on_two_workers(parts: Path, tmp_path:
 
 PREDICTED = """
 import json, os, sys
+import torch
 import dgl_heta
 from dgl_heta.models import HGNN, RGATLayer
 
 given = json.loads(sys.argv[1])
 part = dgl_heta.open_partition(given["part"], given["settings"])
+torch.manual_seed(0)
 model = dgl_heta.distribute(HGNN(part.spec(), RGATLayer).double(), part)
 dgl_heta.predict_all(model, given["save"], chunk=50)
 """
