@@ -466,7 +466,7 @@ def test_workers_whose_loaders_differ_all_say_so(parts: Path) -> None:
     text = ("worker 1 made a loader with fanouts = [3, 4], worker 0 with [3, 3]; all workers must "
             "make it alike")
     assert done.returncode
-    assert done.stderr.count(f"InputError: {text}") == 2, done.stderr[-3000:]
+    assert done.stderr.count(text) == 2, done.stderr[-3000:]  # tracebacks mix letters
 
 
 def test_one_process_cannot_open_a_partition_of_two(parts: Path) -> None:
