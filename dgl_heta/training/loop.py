@@ -36,7 +36,6 @@ from dgl_heta.training.preemption import (
 from dgl_heta.training.recorded import best_epoch
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.summary import OwnEpoch, further_scores, summarize
-from dgl_heta.training.tasks import NodePrediction
 from dgl_heta.training.trained_model import consolidate
 
 logger = logging.getLogger("dgl_heta")
@@ -204,16 +203,19 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int, iden
 def _check_seeds(engine: Engine) -> None:
     """Refuse, on all workers alike, to train on nothing."""
     # The least over all workers: all raise the error, or none does.
-    least = torch.tensor([float(bool(engine.steps("train")))])
+    least, task = torch.tensor([float(bool(engine.steps("train")))]), engine.task
+    links = task.held_out is not None
     if not engine.world.all_reduce(least, "min", "control").item():
-        elsewhere = " and is owned by this worker" if engine.task.steps("train", 0, 1) else ""
-        what = "no link is for training" if engine.task.held_out is not None else (
-            f"no node of {' or '.join(repr(t) for t in engine.task.targets)} is in train_mask and "
-            "has a label")
+        elsewhere = " and is owned by this worker" if task.steps("train", 0, 1) else ""
+        what = "no link is for training" if links else (
+            f"no node of {' or '.join(repr(t) for t in task.targets)} is in train_mask and has a "
+            "label")
         raise InputError(f"there is nothing to train on: {what}{elsewhere}")
-    if isinstance(engine.task, NodePrediction) and (idle := engine.task.untrained()):
-        raise InputError(f"there is nothing to train on for {listing(idle)}: no node is in "
-                         "train_mask and has a label; name the others alone by task.targets")
+    if idle := task.untrained():
+        why, name = (("no link is for training", "relation") if links else
+                     ("no node is in train_mask and has a label", "targets"))
+        raise InputError(f"there is nothing to train on for {listing(idle)}: {why}; name the "
+                         f"others alone by task.{name}")
 
 
 def _check_validation(engine: Engine, validates: bool) -> None:

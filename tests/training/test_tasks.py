@@ -130,13 +130,27 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
 
 
 def test_a_target_without_nodes_to_train_on_is_refused(tmp_path: Path) -> None:
-    """Its output would stay as it was drawn, and its scores would choose the best epoch."""
+    """Its output would stay as it was drawn, and its scores would choose the best epoch. So would
+    what DistMult has for a relation without links."""
     source = with_tasks(academic())
     del source.node_arrays["author"]["train_mask"]
-    both = task(stored(source, tmp_path / "store"), "targets=paper,author")
+    source.edges[Relation("author", "edits", "paper")] = EdgeArrays(*np.array([[0, 1], [1, 2]]))
+    store = stored(source, tmp_path / "store")
+    both = task(store, "targets=paper,author")
     engine: Any = SimpleNamespace(task=both, world=Comm(Traffic()),
                                   steps=lambda split: both.steps(split, 0, 9))
     with pytest.raises(InputError, match="nothing to train on for author: no node is in train_mas"):
+        _check_seeds(engine)
+    table = tmp_path / "links.csv"
+    table.write_text("src,dst,split,relation\n0,0,train,author writes paper\n"
+                     "1,1,val,author writes paper\n0,1,test,author edits paper\n")
+    for decoder in ("dot", "distmult"):  # which has weights for each relation
+        engine.task = task(store, 'relation=["writes", "edits"]', f"links={table}",
+                           f"decoder={decoder}")
+        engine.steps = lambda split, task=engine.task: task.steps(split, 0, 9)
+        if decoder == "dot":
+            _check_seeds(engine)
+    with pytest.raises(InputError, match="for author edits paper: no link is for training"):
         _check_seeds(engine)
 
 

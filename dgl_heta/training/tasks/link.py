@@ -268,6 +268,14 @@ class LinkPrediction:
                          owned is not None)
                 for low in range(0, len(positions), size)]
 
+    def untrained(self) -> list[str]:
+        if self._task.decoder == "dot":  # which has no weights for each relation
+            return []
+        positions, given = self.splits["train"], self._given.get("train")
+        counts = (np.histogram(positions, self._starts)[0] if given is None else
+                  np.bincount(given.places, minlength=len(self.relations)))
+        return [str(r) for r, count in zip(self.relations, counts) if not count]
+
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
         moments, ids, _ = self._ids(*self._share(step, worker, workers))
         return {t: moments.pairs(t, own) for t, own in ids.items()} if self._timed else ids

@@ -147,7 +147,6 @@ class NodePrediction:
             tallies[ntype].add(outputs[ntype].detach(), self._labels[ntype].rows(ids))
 
     def untrained(self) -> list[str]:
-        """The targets without a node for training, whose output would stay as it was drawn."""
         return [t for t in self.targets if not len(self._nodes(t, "train"))]
 
     def _nodes(self, ntype: str, split: str) -> np.ndarray:

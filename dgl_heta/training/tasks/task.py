@@ -68,6 +68,10 @@ class TrainingTask(Protocol):
         of the edges), given their ids in ascending order.
         """
 
+    def untrained(self) -> list[str]:
+        """What the model has weights for alone that no node or edge is to train: they would stay as
+        they were drawn."""
+
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
         """The seeds of a worker's share of a step, per target type; unique."""
 
