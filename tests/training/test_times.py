@@ -23,8 +23,9 @@ from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.trained_model import load_model
 from tests.support.graphs import academic, later_changed, seed_rows, with_times
+from tests.support.own_loops import scores
 from tests.support.runs import assert_same_training
-from tests.training.test_own_loop import LOOP, scores
+from tests.training.test_own_loop import LOOP
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
