@@ -44,8 +44,10 @@ def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what
     off = coefficients.errors.get("counted" if counted else "expected", {})
     out.print(f"error on graphs that the fit had not seen, rows "
               f"{'counted' if counted else 'expected'}: " + (
-        f"processor seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
-        f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
+        ", ".join(f"{name} {off[f'{figure}_median']:.0%} (largest {off[f'{figure}_max']:.0%})"
+                  for figure, name in (("seconds", "processor seconds"), ("clock", "clock"),
+                                       ("bytes", "bytes"))
+                  if {f"{figure}_median", f"{figure}_max"} <= set(off)) + " in "
         f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}"
         if {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
         <= set(off) else "not known"),

@@ -49,12 +49,10 @@ def beside(systems: str, shapes: str, models: str = "rgcn", more: str = "",
                 full_only=not small, get=get or REAL.get(shapes, ""))
 
 
-# One measurement a graph, which several figures show: the default beside DistDGL at three cuts
-# (with whole sub-metatrees where the default shares heavy ones); these beside the default; what the
-# paper has beside it; attention.
+# One measurement a graph, which several figures show: the default beside DistDGL at three cuts;
+# beside whole sub-metatrees where it shares heavy ones; what the paper has beside it; attention.
 ONE_HEAVY = ("igb-het", "mag240m")
-AT_CUTS = tuple(beside(f"metis metis-vol heta-{'whole' if s in ONE_HEAVY else 'delegated'}", s,
-                       more="--cohesion 0 0.5 0.95",
+AT_CUTS = tuple(beside("metis metis-vol heta-delegated", s, more="--cohesion 0 0.5 0.95",
                        steady=LONG_STEPS if s == "igb-het" else STEADY,
                        small="mag" if s == "mag" else "") for s in ALL.split())
 SHARED = beside("metis heta-whole heta-delegated", " ".join(ONE_HEAVY), steady=LONG_STEPS)

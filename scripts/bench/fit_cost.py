@@ -16,7 +16,9 @@ least squares in shares of a step, to work that is counted in sampled steps. Err
 predictions without the measurement: all those of a graph at a time are held out of the fit. They
 are told for work that is counted, as `plan` does where a graph has edges, and for work that is
 expected from a schema's counts alone. Those of bytes are of what the hosts sent on their links,
-METIS's cut counted. Seconds are of the host that took most.
+METIS's cut counted. Seconds are of the host that took most. Nothing is fitted to the clock; how far
+a step's is from its prediction (processor seconds, bytes over the link, latency) is told, too, and
+other work on the machine does show in it.
 
 The parts of heta-exact are made first: what METIS's parts should do is counted on their store. What
 is in FILE is not measured again; with `--score COEFFICIENTS` nothing is fitted, and
@@ -58,6 +60,7 @@ from dgl_heta.planning.cluster_estimate import (
     distdgl_load,
     names,
     raf_loads,
+    seconds,
 )
 from dgl_heta.planning.compute import UNITS
 from dgl_heta.planning.making import make_plan, plan_without_replication
@@ -80,6 +83,7 @@ STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # those of the s
         "exchange")),
     "update": (("update",), ("step", "call", "parameter", "updated", "remote")),
     "servers": (("servers",), ("step", "edge", "gathered", "updated", "remote"))}
+FIGURES = {"seconds": "processor seconds", "clock": "clock", "bytes": "bytes"}
 LEAST = 0.02  # of a step, that a stage weighs as
 RATE_GBIT = 10.0
 
@@ -147,6 +151,7 @@ class Measured:
     of: str
     model: str
     stages: dict[str, float]
+    clock: float
     bytes: float
     load: Load
     expected: Load
@@ -179,7 +184,7 @@ def read(records: Sequence[dict[str, Any]], folder: Path) -> list[Measured]:
             tuple(one[name] for name in ("graph", "system", "hosts", "case")),
             SYSTEMS[one["system"] == "metis"], model,
             {name: sum(one["stages"][s] for s in each) for name, (each, _) in STAGES.items()},
-            one["bytes"] * seeds / one["seeds"], load, expected, cut))
+            one["clock"], one["bytes"] * seeds / one["seeds"], load, expected, cut))
     return measured
 
 
@@ -259,14 +264,17 @@ def fit_stage(measured: Sequence[Measured], stage: str, units: Sequence[str]) ->
 
 def score(measured: Sequence[Measured], coefficients: Coefficients, work: str = "load"
           ) -> list[dict[str, Any]]:
-    """Each step beside its prediction, of work as counted (`load`) or `expected`: seconds of the
-    host that takes most, bytes of all hosts."""
+    """Each step beside its prediction, of work as counted (`load`) or `expected`: seconds and
+    clock of the host that takes most, bytes of all hosts."""
     steps: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
         steps.setdefault(one.key, []).append(one)
-    alone = Cluster(machines=1, link_gbit=RATE_GBIT)
+    alone = Cluster(machines=1, link_gbit=RATE_GBIT)  # a core and a link, as each host has
     return [{"key": key, "seconds": max(one.seconds for one in each),
              "predicted_seconds": max(busy(
+                 getattr(one, work), alone, coefficients.of(one.of, one.model)) for one in each),
+             "clock": max(one.clock for one in each),
+             "predicted_clock": max(seconds(
                  getattr(one, work), alone, coefficients.of(one.of, one.model)) for one in each),
              "bytes": sum(one.bytes for one in each),
              "predicted_bytes": sum(sum(getattr(one, work).sent.values()) for one in each)}
@@ -276,7 +284,7 @@ def score(measured: Sequence[Measured], coefficients: Coefficients, work: str = 
 def figures(scored: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Median and largest relative errors."""
     errors: dict[str, float] = {"measurements": len(scored)}
-    for what in ("seconds", "bytes"):
+    for what in FIGURES:
         off = [abs(f[f"predicted_{what}"] / f[what] - 1) for f in scored if f[what]]
         errors |= {f"{what}_median": statistics.median(off), f"{what}_max": max(off)}
     return errors
@@ -288,9 +296,10 @@ def report(scored: Sequence[dict[str, Any]]) -> str:
         f"{graph}, {system}": [f for f in scored if f["key"][:2] == (graph, system)]
         for graph, system in dict.fromkeys(f["key"][:2] for f in scored)}
     return markdown(
-        ["held out", "steps", "processor seconds, median", "largest", "bytes, median", "largest"],
-        [[name, f"{f['measurements']:.0f}", *(f"{100 * f[k]:.0f} %" for k in (
-            "seconds_median", "seconds_max", "bytes_median", "bytes_max"))]
+        ["held out", "steps", *(
+            head for name in FIGURES.values() for head in (f"{name}, median", "largest"))],
+        [[name, f"{f['measurements']:.0f}", *(
+            f"{100 * f[f'{figure}_{of}']:.0f} %" for figure in FIGURES for of in ("median", "max"))]
          for name, f in ((name, figures(of)) for name, of in groups.items())])
 
 

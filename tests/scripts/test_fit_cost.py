@@ -20,6 +20,7 @@ from dgl_heta.planning.cluster_estimate import (
     Load,
     distdgl_load,
     names,
+    network_seconds,
     raf_loads,
 )
 from dgl_heta.planning.compute import UNITS
@@ -30,6 +31,7 @@ BENCH = Path(__file__).parents[2] / "scripts/bench"
 SCALE = 0.01
 SECONDS = dict(zip(UNITS, (2e-2, 1e-3, 5e-8, 1e-9, 1e-11, 1e-9, 3e-10, 2e-9, 1e-9, 3e-9, 2e-9,
                            3e-3)))
+LINK = Cluster(machines=1, link_gbit=10)  # that of fit_cost.py's hosts
 
 
 @pytest.fixture
@@ -67,13 +69,15 @@ def test_the_fit_recovers_the_coefficients_that_made_the_measurements(fit_cost: 
                 stages[in_stage[unit]] += true[name] * load.units(1)[unit]
             measured.append(fit_cost.Measured(
                 (shape, system, hosts, f"{model}/{hidden}/{seeds}"), system, model, stages,
-                sum(load.sent.values()), load, load, 0.4))
+                sum(stages.values()) + network_seconds(load, LINK), sum(load.sent.values()), load,
+                load, 0.4))
     fitted = fit_cost.fit(measured)
     assert fitted.metis_cut == 0.4
     for system in SYSTEMS:
         assert fitted.seconds[system] == pytest.approx(true, rel=0.02)
     errors = fit_cost.figures(fit_cost.score(measured, fitted))
     assert errors["seconds_max"] < 1e-3
+    assert errors["clock_max"] < 1e-3
     assert errors["bytes_max"] < 1e-9
     assert errors["measurements"] == len(SHAPES) * len(MODELS) * 8 * len(SYSTEMS)
     assert Coefficients.model_validate(fitted.model_dump()) == fitted
