@@ -92,8 +92,12 @@ def dgl_heta_patches() -> list[protocols.Patches]:
 def dgl_heta_models() -> list[protocols.ModelProvider]:
     from dgl_heta import models as m
 
-    return [m.BlockModel("rgcn", m.RGCNLayer), m.BlockModel("rgat", m.RGATLayer),
-            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer)]
+    hidden = "layer_norm", "dropout"
+    return [m.BlockModel("rgcn", m.RGCNLayer,
+                         ("aggregate", "reduce", "bases", "self_loop", *hidden)),
+            m.BlockModel("rgat", m.RGATLayer, ("heads", "reduce", "self_loop", *hidden)),
+            m.BlockModel("hgt", m.HGTLayer, ("heads", *hidden)),
+            m.BlockModel("han", m.HANLayer, ("heads", "self_loop", *hidden))]
 
 
 @hookimpl

@@ -57,10 +57,14 @@ def inspect(
     out.print("all checksums agree" if verify else "checksums were not compared (--no-verify)")
     if plan:
         from dgl_heta.cli.plan_command import show
+        from dgl_heta.partition.graph_input import GraphInput
         from dgl_heta.planning.workload import Workload
 
         out.print()
-        show(plan, Workload())
+        opened = GraphInput(store.schema, store.manifest.name, store, plan)
+        show(plan, Workload(), beside=opened.beside())
+        out.print("Bytes are those of the default settings; of others: dgl-heta plan "
+                  f"{directory} -c FILE", markup=False, highlight=False, soft_wrap=True)
 
 
 def _inspect_run(directory: Path, verify: bool, as_json: bool) -> None:

@@ -95,17 +95,21 @@ class PlanOptions:
 
     target: Annotated[list[str] | None, typer.Option(
         "--target", help="Target node type; repeat it, or separate by commas, for several. "
-        "Default: the graph's task.")] = None
+        "Default: that of the settings (task.targets, task.relation), the partition's or the "
+        "graph's task's.")] = None
     hops: Annotated[int | None, typer.Option(
-        help="Layers of the model. Default: 2, or the longest metapath.")] = None
+        help="Layers of the model. Default: model.layers if it is set, else the partition's, "
+        "else 2, or the longest metapath.")] = None
     parts: Annotated[Any, typer.Option(
         parser=_number_or_auto, metavar="NUMBER",
-        help="Number of partitions, or auto where the backend decides it. Default: 2.")] = None
+        help="Number of partitions, or auto where the backend decides it. Default: the "
+        "partition's, else 2.")] = None
     metapaths: Annotated[Path | None, typer.Option(
         help='JSON file: a list of metapaths, each a list of relations in edge direction, e.g. '
         '[[["author", "writes", "paper"]]].')] = None
     method: Annotated[str | None, typer.Option(
-        help="Partition backend (see `dgl-heta plugins`). Default: meta.")] = None
+        help="Partition backend (see `dgl-heta plugins`). Default: the partition's, else "
+        "meta.")] = None
     seed: Annotated[int | None, typer.Option(
         help="Seed of backends that draw at random. Default: 0.")] = None
     replication: Annotated[str | None, typer.Option(

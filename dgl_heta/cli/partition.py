@@ -51,14 +51,14 @@ def partition(
     """Write a graph's relation store and a plan over it (or DistDGL's parts).
 
     From an existing store only the plan is written, which refers to the store. What the options
-    leave open is as the settings say, if they do. Under torchrun, and under srun with several
-    tasks, all processes write it together, each its share.
+    leave open is as the settings say, if they do, else as a partition that is given was made.
+    Under torchrun, and under srun with several tasks, all processes write it together, each its
+    share.
     """
     from dgl_heta.cli.plan_command import show
     from dgl_heta.cli.requests import (
         cutter_of,
         filled,
-        hops_of,
         of_one_class,
         partition_request,
         reading,
@@ -69,16 +69,16 @@ def partition(
     from dgl_heta.launch.scheduler import adopt
     from dgl_heta.partition.backends.metatree_backend import MetatreeBackend, check_divided
     from dgl_heta.partition.graph_input import open_input
+    from dgl_heta.partition.own_plan import own_plan, settings_beside
     from dgl_heta.partition.staging import stage_all
     from dgl_heta.planning.shared_rows import share_rows
     from dgl_heta.planning.workload import Workload, wire_itemsize
-    from dgl_heta.settings import load_settings
     from dgl_heta.system.memory import peak_rss_mb
 
     started = time.perf_counter()
     adopt()
     directory = _destination(graph, to)
-    settings = load_settings(source.config, source.overrides)
+    settings = settings_beside(own_plan(graph), source.config, source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
@@ -94,8 +94,7 @@ def partition(
                          "`dgl-heta plan`")
     quiet = as_json or builders.rank > 0
     request = partition_request(
-        backend, opened, options, parts=2 if options.parts is None else options.parts,
-        hops=hops_of(options, settings), cutter=cutter_of(options, registry),
+        backend, opened, options, settings, cutter=cutter_of(options, registry),
         hubs=settings.partition.hubs,
         shared=settings.partition.shared, shared_origin=settings.origin("partition.shared"),
         workload=Workload(

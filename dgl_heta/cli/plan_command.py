@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dgl_heta.settings import Settings
 
 app = typer.Typer()
+_SIDE_BY_SIDE = "no effect on --compare, which shows methods side by side; leave one of them out"
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,12 @@ def plan(
 
     Of a partition, without options that ask for another plan, the plan that it has.
     """
-    from dgl_heta.cli.requests import reading
+    from dgl_heta.cli.requests import reading, targets_of
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.graph_input import open_input
-    from dgl_heta.settings import load_settings
+    from dgl_heta.partition.own_plan import check_plan, own_plan, settings_beside, with_parts
 
-    settings = load_settings(source.config, source.overrides)
+    settings = settings_beside(own_plan(graph), source.config, source.overrides)
     registry = plugins().configured(settings)
     opened = open_input(graph, registry, settings.run.verify, reading(files),
                         schema_only=not compare and machines.cluster is None)
@@ -128,34 +129,52 @@ def plan(
     if compare:
         refuse({option: given.get(option) for option in (
             "--metapaths", "--method", "--svg", "--replication", "--memory-mb", "--cut")},
-            "no effect on --compare, which shows methods side by side; leave one of them out")
+            _SIDE_BY_SIDE)
         _compare(opened, options, work, settings, as_json)
-    elif opened.plan is not None and not options.given():
-        _show_shared(opened.plan, opened, work, settings, None, svg, as_json)
+        return
+    if not options.given():
+        opened = with_parts(opened, settings)
+    if opened.plan is not None and not options.given():
+        check_plan(opened.plan, opened, settings, targets_of(opened, None, settings))
+        _show_shared(opened.plan, opened, registry, work, settings, None, svg, as_json)
     else:
-        from dgl_heta.cli.requests import cutter_of, filled, hops_of, partition_request, parts_of
-        from dgl_heta.planning.metatree import check_hops
-        from dgl_heta.planning.shared_rows import way_of
-
-        options = filled(options, settings)
-        backend = registry.get("partition backend", options.method or "meta")
-        request = partition_request(backend, opened, options, hops=hops_of(options, settings),
-                                    parts=parts_of(opened, options.parts),
-                                    cutter=cutter_of(options, registry), shared=way_of(settings))
-        request = replace(request, workload=work.workload(
-            settings, check_hops(request.hops, request.metapaths or None), request.parts))
-        _show_shared(backend.plan(opened.schema, request), opened, work, settings,
-                     request.memory_limit, svg, as_json)
+        _plan_anew(opened, registry, options, work, settings, svg, as_json)
 
 
-def _show_shared(plan: Plan, opened: GraphInput, work: WorkOptions, settings: Settings,
-                 limit: int | None, svg: Path | None, as_json: bool) -> None:
-    """Show a plan, and what training makes of it by partition.shared, and why."""
+def _plan_anew(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
+               settings: Settings, svg: Path | None, as_json: bool) -> None:
+    """Show the plan that the options and the settings ask for."""
+    from dgl_heta.cli.requests import cutter_of, filled, partition_request
+    from dgl_heta.planning.metatree import check_hops
+    from dgl_heta.planning.shared_rows import way_of
+
+    options = filled(options, settings)
+    backend = registry.get("partition backend", options.method or "meta")
+    request = partition_request(backend, opened, options, settings,
+                                cutter=cutter_of(options, registry), shared=way_of(settings))
+    request = replace(request, workload=work.workload(
+        settings, check_hops(request.hops, request.metapaths or None), request.parts))
+    _show_shared(backend.plan(opened.schema, request), opened, registry, work, settings,
+                 request.memory_limit, svg, as_json)
+
+
+def _show_shared(plan: Plan, opened: GraphInput, registry: Plugins, work: WorkOptions,
+                 settings: Settings, limit: int | None, svg: Path | None, as_json: bool) -> None:
+    """Show a plan, and what training makes of it by partition.shared or a module wrapper, and
+    why."""
+    from dgl_heta.partition.own_plan import check_memory, followed
     from dgl_heta.planning.shared_rows import share_rows_in_training
 
     workload, store = work.workload(settings, plan.hops, plan.num_parts), opened.store
     trained, choices = share_rows_in_training(
         plan, settings, store.directory if store and store.staged else None, workload, limit)
+    if opened.plan is plan:  # a new one fits the limit, or was refused
+        check_memory(trained, settings, workload)
+    if settings.origin("train.wrapper").asked:
+        other = followed(trained, settings, registry, workload, limit)
+        if other is not trained:
+            show(other, workload, svg, as_json, opened.beside())
+            return
     asked = settings.origin("partition.shared").asked
     # A partition is staged as it was written, whatever training makes of it.
     show(trained if asked else plan, workload, svg, as_json, opened.beside(), trained,
@@ -202,7 +221,14 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
 def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
               machines: ClusterOptions, settings: Settings, as_json: bool) -> None:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
-    from dgl_heta.cli.requests import cutter_of, filled, hops_of, partition_request, targets_of
+    from dgl_heta.cli.requests import (
+        cutter_of,
+        filled,
+        hops_of,
+        partition_request,
+        targets_of,
+    )
+    from dgl_heta.partition.own_plan import check_memory, check_plan
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.gpu import HOST, REACHED, check
     from dgl_heta.planning.shared_rows import way_of
@@ -210,9 +236,6 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     from dgl_heta.report.console_tables import show_estimates, show_on_gpus
 
     own = opened.plan if not options.given().keys() - {"--parts"} else None
-    hops = own.hops if own is not None else hops_of(options, settings)
-    if hops is None:
-        hops = opened.plan.hops if opened.plan else DEFAULT_HOPS
     model = machines.model or (
         settings.model.name if settings.model.name in MODELS else Workload.model)
     if model not in MODELS:
@@ -226,6 +249,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         raise InputError(f"--parts is {options.parts}, but {machines.cluster} has "
                          f"{cluster.machines} machines, with a partition each; leave --parts out, "
                          "or say the same")
+    settings = _on(cluster, settings, machines.cluster)
     if cluster.gpu is not None:
         registry.get("cache policy", settings.cache.policy_on(gpu=True))
         kernel = registry.kernel(settings.train.kernel, gpu=True).name
@@ -233,21 +257,27 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
             update={"train": settings.train.model_copy(update={"kernel": kernel})})
         check(cluster.gpu, settings)
     coefficients = Coefficients.load(cluster.coefficients)
+    targets = targets_of(opened, options.target, settings)
+    if own is not None and own.num_parts == cluster.machines:
+        check_plan(own, opened, settings, targets)
+    else:
+        own, options = None, filled(replace(options, parts=cluster.machines), settings)
+    hops = own.hops if own is not None else hops_of(options, settings) or DEFAULT_HOPS
     workload = work.workload(settings, hops, cluster.machines)
     workload = replace(
         workload, model=model, fanouts=workload.fanouts_of(hops),
-        seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
+        seeds=_train_nodes(opened, targets, machines.train_nodes),
         classes=opened.task.num_classes if opened.task else 0,
         feature_itemsize=machines.feature_itemsize or opened.feature_itemsize)
-    if own is not None and own.num_parts == cluster.machines:
+    if own is not None:
         # Rows move, as in plans that are made for it: what delegation saves is not modelled.
         chosen, method = own.without_owners(), own.method
+        check_memory(chosen, settings, workload)
     else:
-        options = filled(options, settings)
         method = options.method or "meta"
         backend = registry.get("partition backend", method)
         chosen = backend.plan(opened.schema, partition_request(
-            backend, opened, options, parts=cluster.machines, hops=hops, workload=workload,
+            backend, opened, options, settings, hops=hops, workload=workload,
             cutter=cutter_of(options, registry), shared=way_of(settings)))
     counted, fields, how = _counted(opened, chosen, workload, cluster, coefficients,
                                     options.seed or 0)
@@ -268,6 +298,18 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         f"hidden {workload.hidden}; {how}"), fields is not None, out)
     if gpu:
         show_on_gpus(systems, gpu, out)
+
+
+def _on(cluster: Cluster, settings: Settings, file: Path) -> Settings:
+    """The settings with as many partitions and trainers as the cluster has."""
+    trainers = settings.train.trainers
+    if settings.origin("train.trainers").asked and trainers != cluster.trainers:
+        raise InputError(f"train.trainers is {trainers}, but {file} has trainers = "
+                         f"{cluster.trainers} (of each machine); leave the setting out, or say "
+                         "the same")
+    return settings.model_copy(update={
+        "train": settings.train.model_copy(update={"trainers": cluster.trainers}),
+        "partition": settings.partition.model_copy(update={"parts": cluster.machines})})
 
 
 def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
@@ -313,7 +355,7 @@ def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None
 
 def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settings: Settings,
              as_json: bool) -> None:
-    from dgl_heta.cli.requests import hops_of, partition_request, parts_of
+    from dgl_heta.cli.requests import filled, partition_request
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.method_comparison import compare
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
@@ -321,12 +363,17 @@ def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settin
     from dgl_heta.store import Store, write_store
     from dgl_heta.system.leftovers import scratch_directory
 
-    request = partition_request(plugins().get("partition backend", "meta"), opened, options,
-                                parts=parts_of(opened, options.parts),
-                                hops=hops_of(options, settings))
+    refuse({f"partition.{name}": settings.asked("partition").get(name) for name in (
+        "metapaths", "method", "replication", "memory_mb", "cut")}, _SIDE_BY_SIDE)
+    if settings.train.trainers > 1:
+        raise InputError(f"train.trainers = {settings.train.trainers} has no effect on --compare, "
+                         "which takes a worker for each partition; set it to 1")
+    request = partition_request(plugins().get("partition backend", "meta"), opened,
+                                replace(filled(options, settings), method=None), settings)
     workload = work.workload(settings, request.hops or DEFAULT_HOPS, request.parts)
-    if workload.model not in MODELS:  # whose parameters are not known
-        workload = replace(workload, model=Workload.model)
+    workload = replace(
+        workload, feature_itemsize=opened.feature_itemsize,
+        model=workload.model if workload.model in MODELS else Workload.model)  # else not counted
     with scratch_directory(None, "dgl-heta-plan") as directory:
         if opened.store is None:
             if opened.source is None:

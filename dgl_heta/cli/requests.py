@@ -14,14 +14,17 @@ from dgl_heta.hooks.cutter_protocol import Cutter
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.graph_input import GraphInput, Reading
+from dgl_heta.partition.own_plan import OF_METATREES
 from dgl_heta.partition.request import PartitionRequest, make_request, option
+from dgl_heta.planning.plan import Plan
 from dgl_heta.report.console import note
-from dgl_heta.settings import Settings, TaskSettings, section_name
+from dgl_heta.settings import Origin, Settings, TaskSettings, section_name
 
 
 def partition_request(backend: PartitionBackend, opened: GraphInput, options: PlanOptions,
-                      **given: Any) -> PartitionRequest:
-    """The request for a graph; what the options leave open is its task's, else the default.
+                      settings: Settings, **given: Any) -> PartitionRequest:
+    """The request for a graph; what the options leave open is as the settings or its task say, else
+    the default.
 
     `given` are further arguments of :func:`~dgl_heta.partition.request.make_request`, which win
     over the options.
@@ -32,10 +35,12 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
                          "make; for hops of neighbours around its parts give --set plugins."
                          f"{section_name(backend.name)}.hops={options.hops}")
     request = make_request(backend, opened.schema, **{
-        "target": targets_of(opened, options.target), "hops": options.hops,
-        "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,
+        "target": targets_of(opened, options.target, settings),
+        "hops": hops_of(options, settings), "parts": 2 if options.parts is None else options.parts,
+        "metapaths": options.metapaths, "seed": options.seed or 0,
         "replication": options.replication, "memory_mb": options.memory_mb,
         **given}, word=option)
+    _check_replaced(opened.plan, options)
     opened.check_seeds(request.target)
     return request
 
@@ -120,15 +125,47 @@ _ASKED_BY_OPTIONS = ("method", "parts", "metapaths", "seed", "replication", "mem
 
 
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
-    """The options, where they leave something open with what the settings say of it."""
-    values = {name: value for name, value in settings.asked("partition").items()
-              if name in _ASKED_BY_OPTIONS and getattr(options, name) is None}
+    """The options, where they leave something open with what the settings say of it.
+
+    Of a partition the settings are to be those beside its plan
+    (:func:`~dgl_heta.partition.own_plan.settings_beside`), which has a method and a number of
+    parts.
+    """
+    values = {name: getattr(settings.partition, name) for name in _ASKED_BY_OPTIONS
+              if settings.origin(f"partition.{name}") is not Origin.DEFAULT
+              and getattr(options, name) is None}
     return replace(options, **values)
 
 
+def _check_replaced(plan: Plan | None, options: PlanOptions) -> None:
+    """Refuse options that ask for another plan than a partition's, but do not say what of its own
+    no plan has by default.
+
+    Raises
+    ------
+    InputError
+        The partition's plan has metapaths, or no replication.
+    """
+    if plan is None:
+        return
+    if plan.metapaths and options.metapaths is None and options.hops is None:
+        raise InputError("the partition follows metapaths, which another plan of it would not; "
+                         f"give --metapaths, or --hops {plan.hops} for all relations within its "
+                         "depth")
+    if (plan.replication == "none" and options.replication is None
+            and options.method == plan.method and plan.method in OF_METATREES):
+        raise InputError("the partition was made with --replication none, but another plan of it "
+                         "would replicate relations; give --replication none, or full")
+
+
 def hops_of(options: PlanOptions, settings: Settings) -> int | None:
-    """The depth of the plan that is given, else the layers of the model that somebody asked for."""
-    return settings.asked("model").get("layers") if options.hops is None else options.hops
+    """The depth of the plan that is given, else the layers of the model that somebody asked for,
+    else those of a partition's plan; None where it is for metapaths to say."""
+    if options.hops is not None:
+        return options.hops
+    origin = settings.origin("model.layers")
+    known = origin.asked or (origin is Origin.PLAN and options.metapaths is None)
+    return settings.model.layers if known else None
 
 
 def cutter_of(options: PlanOptions, registry: Plugins) -> Cutter | None:
@@ -138,18 +175,16 @@ def cutter_of(options: PlanOptions, registry: Plugins) -> Cutter | None:
     return cutter
 
 
-def targets_of(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:
-    """The target node types that are given, else those of the graph's plan or task."""
+def targets_of(opened: GraphInput, given: list[str] | None, settings: Settings) -> tuple[str, ...]:
+    """The target node types that are given, else those of the task that the settings ask for, else
+    those of the graph's plan or task."""
     if given:
         types = opened.schema.node_types  # a name may hold a comma itself
         return tuple(t for text in given for t in ([text] if text in types else text.split(",")))
+    if settings.task.targets or settings.task.of_links:
+        from dgl_heta.training.tasks import resolve  # which takes torch, and seconds with it
+
+        return tuple(resolve(settings.task, opened.task, opened.schema, opened.info).targets or ())
     if opened.plan is not None:
         return opened.plan.targets
     return (opened.target,) if opened.target else ()
-
-
-def parts_of(opened: GraphInput, given: int | str | None) -> int | str:
-    """The number of partitions that is given, else that of the graph's plan, else 2."""
-    if given is not None:
-        return given
-    return opened.plan.num_parts if opened.plan else 2

@@ -68,7 +68,8 @@ def train(
         say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
         for text in notes:
             note(text)
-        show(job.plan, Workload.of(job.settings, parts=job.plan.num_parts), as_json=as_json,
+        plan = job.followed
+        show(plan, Workload.of(job.settings, parts=plan.num_parts), as_json=as_json,
              beside=job.opened.beside())
         return
     first = os.environ.get("RANK", "0") == "0"

@@ -10,7 +10,7 @@ Nothing is imported here when the module is loaded: the protocols lie below all 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -207,6 +207,9 @@ class ModelProvider(Provider, Protocol):
 
     precomputed: str | None = None
     """The name of the :class:`ModelInputs` that it reads; None for a model over sampled blocks."""
+    reads: Collection[str] | None = None
+    """Settings of `model` that it reads beside `layers` and `hidden`; None: it is not known. Others
+    that are set are named in a warning."""
 
     @abstractmethod
     def build(self, spec: ModelSpec) -> nn.Module:

@@ -25,6 +25,7 @@ class DistMult(ModelProvider):
 
     def __init__(self, of: ModelProvider, relations: Sequence[str]) -> None:
         self.name, self.precomputed = of.name, getattr(of, "precomputed", None)
+        self.reads = getattr(of, "reads", None)
         self._of, self._relations = of, relations
 
     def build(self, spec: ModelSpec) -> nn.Module:

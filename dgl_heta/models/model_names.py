@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 
 class BlockModel(ModelProvider):
-    """A provider of models that are layers of one class between projections and heads."""
+    """A provider of models that are layers of one class between projections and heads; `reads` as
+    for :class:`ModelProvider`."""
 
-    def __init__(self, name: str, layer: Callable[[ModelSpec], nn.Module]) -> None:
-        self.name, self._layer = name, layer
+    def __init__(self, name: str, layer: Callable[[ModelSpec], nn.Module],
+                 reads: Collection[str] | None = None) -> None:
+        self.name, self._layer, self.reads = name, layer, reads
 
     def build(self, spec: ModelSpec) -> nn.Module:
         return HGNN(spec, self._layer)

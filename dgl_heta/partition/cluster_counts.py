@@ -33,7 +33,7 @@ class CountedRows:
     Attributes
     ----------
     sent : system → cause (features, learnable, sampling; without replication partials, too) →
-        bytes that one machine sends in a step, with a trainer on each.
+        bytes that one trainer of a machine sends in a step.
     fields : what each partition samples in a step, and last what one process would.
     metis_cut : edges between METIS's parts ÷ those between random ones; None where METIS was not
         run, for the reason `missing`.
@@ -48,8 +48,8 @@ class CountedRows:
 
 def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: int = 3,
                trainers: int = 1) -> CountedRows:
-    """Count the rows that move in some steps over a plan, over METIS's parts and over random ones.
-    `fields` are of a step with so many `trainers` on each machine.
+    """Count the rows that move in some steps over a plan, over METIS's parts and over random ones,
+    with so many `trainers` on each machine.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
     request = PartitionRequest(plan.num_parts, plan.targets, plan.hops, seed=seed)
     work = replace(work, fanouts=work.fanouts_of(plan.hops), in_script=True)
     whole = make_plan(store.schema, plan.targets, plan.hops, 1)
-    counting = counting_of(store, whole, work, request, steps)
+    counting = counting_of(store, whole, work, request, steps, trainers)
 
     def per_machine(row: Partitioning, *more: str) -> dict[str, float]:
         scale = counting.steps_per_epoch * plan.num_parts

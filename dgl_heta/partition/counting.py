@@ -92,9 +92,9 @@ def train_nodes(store: Store, targets: Sequence[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int
-                ) -> Counting:
-    """A sampler of `steps` steps over the training nodes.
+def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int,
+                trainers: int = 1) -> Counting:
+    """A sampler of `steps` steps over the training nodes, of one of the `trainers` on each machine.
 
     Raises
     ------
@@ -103,22 +103,24 @@ def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionReq
     """
     seeds = train_nodes(store, request.target)
     count = sum(map(len, seeds.values()))
-    steps_per_epoch = -(-count // (work.batch_size * request.parts))
+    workers = request.parts * trainers
+    steps_per_epoch = -(-count // (work.batch_size * workers))
     return Counting(store, whole, work, request, seeds, min(steps, steps_per_epoch),
-                    steps_per_epoch)
+                    steps_per_epoch, workers)
 
 
 class Counting:
     """Samples steps and counts what partitionings would send."""
 
     def __init__(self, store: Store, whole: Plan, work: Workload, request: PartitionRequest,
-                 seeds: Mapping[str, np.ndarray], steps: int, steps_per_epoch: int) -> None:
+                 seeds: Mapping[str, np.ndarray], steps: int, steps_per_epoch: int,
+                 workers: int) -> None:
         self._store, self._work, self._request = store, work, request
         self._whole = whole
         self._seeds, self.steps, self.steps_per_epoch = seeds, steps, steps_per_epoch
         self._per_epoch = steps_per_epoch / steps
         # As in an epoch on average, whose last step is of what is left.
-        self._batch = sum(map(len, seeds.values())) / (steps_per_epoch * request.parts)
+        self._batch = sum(map(len, seeds.values())) / (steps_per_epoch * workers)
         self._widths = store.schema.feature_bytes
         self._sampler = NeighborSampler(store, SamplingScope.of(whole, 0), work.fanouts,
                                         request.seed)
@@ -200,7 +202,7 @@ class Counting:
         inner = {t: n - len(seeds.get(t, ())) for t, n in first.num_dst.items()}
         for dst, _ in {(r.dst, owners[r.src]) for r in own.asks}:
             _add(sent, "sampling", inner.get(dst, 0) * traffic.unsorted_id_bytes(nodes[dst]))
-            _add(sent, "partials", inner.get(dst, 0) * 2 * work.sent_row_bytes)
+            _add(sent, "partials", inner.get(dst, 0) * 2 * traffic.delegated_row(work))
         for ntype, owner in owners.items():
             if owner != own.index and work.seed_states:
                 read = first.num_dst.get(ntype, 0)

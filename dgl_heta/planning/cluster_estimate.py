@@ -224,8 +224,8 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
 
     Parameters
     ----------
-    counted : system → cause → bytes that a machine sends in a step for rows that were counted on
-        the graph, with a trainer on each; they replace those that are expected.
+    counted : system → cause → bytes that a trainer of a machine sends in a step for rows that were
+        counted on the graph; they replace those that are expected.
     fields : the rows and edges that each partition samples in a step, and last those of one
         process, as they were counted; they, too, replace those that are expected.
     settings : of steps on the cluster's GPUs.

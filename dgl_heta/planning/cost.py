@@ -19,7 +19,7 @@ from dgl_heta.planning.receptive_field import (
     destinations,
     field_of_one_process,
 )
-from dgl_heta.planning.workload import Workload
+from dgl_heta.planning.workload import MODELS, Workload
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class PartitionCost:
     gradient_bytes: int
     disk_bytes: int
     """Of the directory that `dgl-heta stage` writes for it."""
+    partials_known: bool = True
+    """False where `partial_bytes` are those of another model or batch than the workload's."""
 
 
 def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | None = None
@@ -51,7 +53,7 @@ def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | N
     :func:`~dgl_heta.planning.footprint.disk_bytes`, as far as it is known."""
     apart = {of: partials + ids for of, (partials, ids) in (
         below_last(plan, work).items() if plan.replication == "none" else ())}
-    for_others = _for_others(plan, work)
+    for_others, known = _for_others(plan, work), _known(plan, work)
     costs = []
     for partition in plan.partitions:
         features, learnable = type_bytes(plan.schema, partition.node_types, work)
@@ -72,8 +74,17 @@ def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | N
                               + sum(apart.get(r, 0.0) for r in partition.relations)),
             gradient_bytes=int(traffic.gradients(plan.num_parts, work.parameters, 0, work)),
             disk_bytes=disk_bytes(plan.schema, partition, plan.targets, beside or {}),
+            partials_known=known,
         ))
     return costs
+
+
+def _known(plan: Plan, work: Workload) -> bool:
+    """Return whether what a step sends of partial aggregations is counted here: not of models that
+    merge in ways of their own, of links, whose ends are as many seeds as they are, and of extremes
+    where relations are offloaded."""
+    return max(map(len, plan.groups)) == 1 or not (
+        work.links or work.model not in MODELS or (work.takes_extremes and plan.offloaded))
 
 
 def _for_others(plan: Plan, work: Workload) -> list[float]:
@@ -90,8 +101,8 @@ def _for_others(plan: Plan, work: Workload) -> list[float]:
             step = fields.field(partition.index, work.batch_size * len(group), work.batch_size)
             for owner, ntype in asked:
                 rows = step.layers[-1].inner.get(ntype, 0.0)
-                sent[owner] += rows * work.sent_row_bytes
-                sent[partition.index] += rows * work.sent_row_bytes
+                sent[owner] += rows * traffic.delegated_row(work)
+                sent[partition.index] += rows * traffic.delegated_row(work)
     return sent
 
 
@@ -143,5 +154,10 @@ def below_last(plan: Plan, work: Workload, fields: Sequence[ReceptiveField] | No
 
 
 def to_json(work: Workload, costs: Sequence[PartitionCost]) -> dict[str, Any]:
-    """The prediction as one JSON object, the field `prediction` of `--json`."""
-    return {"workload": asdict(work), "partitions": [asdict(c) for c in costs]}
+    """The prediction as one JSON object, the field `prediction` of `--json`; bytes that are not
+    known are null."""
+    partitions = [asdict(cost) for cost in costs]
+    for each in partitions:
+        if not each.pop("partials_known"):
+            each["partial_bytes"] = None
+    return {"workload": asdict(work), "partitions": partitions}

@@ -55,10 +55,12 @@ def last_layer(work: Workload) -> int:
 
     Forward a reduce-scatter, backward an all-gather: it crosses 1 + 1 times. Max and min need who
     attained the extreme, too: two all-reduces forward, of which one has places, 2 + 2 + 1.
+    A softmax over all in-edges (HGT, in `dgl-heta train`) has a column more for each head, of sums
+    of weights, and an all-reduce of maxima forward.
     """
     if work.takes_extremes:
         return 3 * work.sent_row_bytes + _places(work)
-    return 2 * work.sent_row_bytes
+    return 2 * (work.sent_row_bytes + _of_heads(work)) + 2 * _of_heads(work)
 
 
 def lower_layer(work: Workload) -> int:
@@ -66,7 +68,9 @@ def lower_layer(work: Workload) -> int:
 
     An all-reduce forward and one backward, 2 + 2 crossings; for max and min 2 + 2 + 2.
     """
-    return 4 * work.sent_row_bytes + (_places(work) if work.takes_extremes else 0)
+    if work.takes_extremes:
+        return 4 * work.sent_row_bytes + _places(work)
+    return 4 * (work.sent_row_bytes + _of_heads(work)) + 2 * _of_heads(work)
 
 
 def hub(work: Workload) -> int:
@@ -75,7 +79,20 @@ def hub(work: Workload) -> int:
 
     That is of a mean, R-GCN's. A softmax needs maxima and sums, which are left out.
     """
-    return lower_layer(replace(work, reduce="sum")) + 2 * ID_BYTES
+    return lower_layer(replace(work, reduce="sum", model="rgcn")) + 2 * ID_BYTES
+
+
+def delegated_row(work: Workload) -> int:
+    """Bytes of a row that another partition aggregates, in either direction: a partial aggregation
+    there, its gradient back; of a softmax sums of weights and maxima, too."""
+    return work.sent_row_bytes + 2 * _of_heads(work)
+
+
+def _of_heads(work: Workload) -> int:
+    """Bytes of a number for each head of a row, where a softmax over all in-edges is merged."""
+    if work.model != "hgt" or work.in_script:
+        return 0
+    return work.heads * (work.itemsize if work.wire_itemsize is None else work.wire_itemsize)
 
 
 def _places(work: Workload) -> int:

@@ -21,6 +21,9 @@ MODELS = ("rgcn", "rgat", "hgt")
 
 _MODEL, _TRAIN = ModelSettings(), TrainSettings()
 
+_OWN_MERGE = ("hgt", "han")
+"""Models that merge relations by attention, whatever `model.reduce` is."""
+
 DEFAULT_HOPS = _MODEL.layers
 """Hops of a plan where neither they nor metapaths are given."""
 
@@ -53,6 +56,8 @@ class Workload:
         servers send learnable rows as they are.
     wire_itemsize : bytes per element of states and learnable rows when they are sent
         (`train.exchange_dtype`); None: `itemsize`.
+    heads : attention heads, of models that have some.
+    links : whether links are predicted, so that a batch is of more seeds than `batch_size`.
     """
 
     batch_size: int = _TRAIN.batch_size
@@ -68,6 +73,8 @@ class Workload:
     feature_itemsize: int = 4
     in_script: bool = False
     wire_itemsize: int | None = None
+    heads: int = _MODEL.heads
+    links: bool = False
 
     @classmethod
     def of(cls, settings: Settings, parameters: int = 0, parts: int | None = None) -> Workload:
@@ -77,8 +84,10 @@ class Workload:
         workers = (parts or settings.partition.parts) * train.trainers
         return cls(-(-train.step_size(workers) // workers), model.hidden,
                    8 if train.dtype == "float64" else 4, parameters, train.seed_states,
-                   model.reduce, tuple(train.fanouts), model.name,
-                   wire_itemsize=wire_itemsize(train))
+                   "sum" if model.name in _OWN_MERGE else model.reduce, tuple(train.fanouts),
+                   model.name,
+                   wire_itemsize=wire_itemsize(train), heads=model.heads,
+                   links=settings.task.of_links)
 
     @property
     def takes_extremes(self) -> bool:

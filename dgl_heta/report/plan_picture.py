@@ -314,8 +314,9 @@ def _draw_box(canvas: Canvas, plan: Plan, partition: Partition, cost: PartitionC
         ("topology", cost.topology_bytes), ("features", cost.feature_bytes),
         ("learnable", cost.learnable_bytes)) if size]
     canvas.text(x + 12, row + 32, " · ".join(sizes), 11.5, GREY, _BOX_WIDTH - 24)
-    canvas.text(x + 12, row + 48, f"{cost.boundary_nodes:,} boundary nodes · sends "
-                f"{human_bytes(cost.partial_bytes)} of partials per step", 11.5, GREY,
+    sent = (f"sends {human_bytes(cost.partial_bytes)} of partials per step" if cost.partials_known
+            else "partials per step not known")
+    canvas.text(x + 12, row + 48, f"{cost.boundary_nodes:,} boundary nodes · {sent}", 11.5, GREY,
                 _BOX_WIDTH - 24)
     return y + height
 

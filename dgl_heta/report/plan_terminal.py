@@ -189,7 +189,8 @@ def _cost_table(plan: Plan, costs: Sequence[PartitionCost], max_rows: int) -> Ta
             Text(str(partition.index), style=f"bold {_style(partition.index)}"),
             human_bytes(cost.topology_bytes), human_bytes(cost.feature_bytes),
             human_bytes(cost.learnable_bytes), human_bytes(memory),
-            f"{cost.boundary_nodes:,}", human_bytes(cost.partial_bytes + cost.gradient_bytes),
+            f"{cost.boundary_nodes:,}", human_bytes(cost.partial_bytes + cost.gradient_bytes)
+            if cost.partials_known else "not known",
         )
     _more_rows(rows, plan, max_rows, 1)
     return rows

@@ -57,8 +57,9 @@ def _run(run: Run) -> Section:
     rows: list[tuple[str, str]] = started_rows(run.started)
     best = as_number(summary.get("best_epoch"))
     if best is not None:
-        rows.append(("best epoch", f"{best:.0f} of {len(run.epochs)}, by {_followed(summary)}; "
-                                   "the model that was saved and tested"))
+        tested = " and tested" * (summary.get("test_acc") is not None)
+        rows.append(("best epoch", f"{best:.0f} of {len(run.epochs)}, {_chosen(summary)}; the "
+                                   f"model that was saved{tested}"))
         if early := stopped_early(summary):
             rows.append(("stopped early", early))
     if (parameters := as_number(summary.get("parameters"))) is not None:
@@ -87,11 +88,13 @@ def _relations(recorded: Mapping[str, Any]) -> Section:
                                         range(1, 2 + len(names)), narrow=True)))
 
 
-def _followed(summary: Mapping[str, Any]) -> str:
-    """Return the name of what the best epoch is the best by."""
+def _chosen(summary: Mapping[str, Any]) -> str:
+    """Return what the best epoch is the best by."""
+    if summary.get("val_acc") is None:
+        return "the last one, as none has a score in validation"
     train = as_mapping(as_mapping(summary.get("settings")).get("train"))
     name = train.get("monitor")
-    return f"{name} in validation" if isinstance(name, str) else "validation"
+    return f"by {name} in validation" if isinstance(name, str) else "by validation"
 
 
 def _many(count: float, what: str) -> str:

@@ -105,6 +105,7 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"the plan has {several(plan.hops, 'hop')}, but model.layers is "
                          f"{model.layers}; they must be equal")
     provider = task.provider(find_model(plugins, model.name))
+    _say_unread(provider, settings)
     precomputed = _precomputed(provider, plugins)
     if precomputed is not None and task.held_out is not None:
         raise InputError(f"model '{model.name}' computes its inputs from all edges beforehand, so "
@@ -134,6 +135,18 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"model '{model.name}' reads the destination's state, which "
                          "train.seed_states = false leaves out; set it to true")
     return task, spec, provider
+
+
+def _say_unread(provider: ModelProvider, settings: Settings) -> None:
+    """Warn of settings of the model that it does not read, where it says what it reads."""
+    reads = getattr(provider, "reads", None)
+    if reads is None:
+        return
+    for name, value in settings.asked("model").items():
+        if (name not in ("name", "layers", "hidden", *reads)
+                and value != type(settings.model).model_fields[name].default):
+            log.warning("model.%s = %s has no effect: model '%s' does not read it", name, value,
+                        provider.name)
 
 
 def _reader(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,

@@ -12,6 +12,8 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.jobs.training import TrainingJob
+from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import load_settings
 from dgl_heta.system.checksums import write_signed
 from tests.support.command_line import edge_files, refused, tree
 from tests.support.signing import edit_json
@@ -102,3 +104,13 @@ def test_a_check_that_is_switched_off_is_not_made(store: Path, tmp_path: Path) -
     check(store, tmp_path / "run", "run.verify=false")
     with pytest.raises(InputError, match=array.name):
         check(store, tmp_path / "run")
+
+
+def test_settings_that_the_model_does_not_read_are_named(
+        store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor do they change what is predicted, and so who aggregates what."""
+    asked = "model.name=hgt", "model.heads=2", "model.reduce=max", "model.aggregate=mean"
+    check(store, tmp_path / "run", *asked)
+    assert [record.message for record in caplog.records if "has no effect" in record.message] == [
+        "model.reduce = max has no effect: model 'hgt' does not read it"]  # mean is the default
+    assert Workload.of(load_settings(None, asked)).reduce == "sum"

@@ -38,7 +38,7 @@ def test_partition_of_a_store_writes_a_plan_that_refers_to_it(heta, store, tmp_p
     assert heta("partition", store, "--out", tmp_path / "p4", "--parts", 4).status == 0
     assert set(tree(tmp_path / "p4")) == {"plan.json", "academic.json"}
     assert tree(store) == before
-    assert heta("partition", tmp_path / "p4", "--out", tmp_path / "p2").status == 0
+    assert heta("partition", tmp_path / "p4", "--out", tmp_path / "p2", "--parts", 2).status == 0
     config = json.loads((tmp_path / "p2/academic.json").read_text())
     assert config["part-1"]["dgl_heta_store"] == "../store"
     (tmp_path / "elsewhere").mkdir()
@@ -252,3 +252,42 @@ def test_a_partition_that_delegates_is_predicted_on_a_cluster(heta, store, tmp_p
     shown, rows = (heta("plan", tmp_path / name, "--cluster", tmp_path / "c.toml", "--json").json
                    for name in ("p", "rows"))
     assert shown["systems"][:2] == rows["systems"][:2]  # those of dgl-heta
+
+
+def test_another_plan_of_a_partition_keeps_what_nobody_names(heta, store, tmp_path):
+    """Its depth, method and number of parts."""
+    one, of_three = tmp_path / "p", ("--parts", 3)
+    heta("partition", store, "--out", one, "--hops", 3, "--method", "meta-whole")
+    assert heta("partition", one, "--out", tmp_path / "p3", *of_three).status == 0
+    assert heta("partition", one, "--out", tmp_path / "again").status == 0
+    assert Plan.load(tmp_path / "again/plan.json") == Plan.load(one / "plan.json")
+    for command in (("plan", tmp_path / "p3"), ("plan", one, *of_three),
+                    ("train", one, *of_three, "--dry-run")):
+        plan = heta(*command, "--json").json
+        assert (plan["hops"], plan["method"], plan["parts"]) == (3, "meta-whole", 3)
+
+
+def test_what_no_plan_has_by_default_is_to_be_said_for_another_one(heta, store, tmp_path):
+    file = tmp_path / "metapaths.json"
+    file.write_text(json.dumps([[["author", "writes", "paper"]], [["paper", "cites", "paper"]]]))
+    for name, option, value in (("apart", "--replication", "none"), ("paths", "--metapaths", file)):
+        assert heta("partition", store, "--out", tmp_path / name, option, value).status == 0
+        for command in (("plan", tmp_path / name, "--seed", 1),
+                        ("partition", tmp_path / name, "--out", tmp_path / f"new {name}")):
+            refused(heta(*command), f"give {option}")
+            assert heta(*command, option, value).status == 0
+
+
+@pytest.mark.parametrize("asked", [
+    "partition.parts=3", "partition.memory_mb=0.001", "partition.replication=none",
+    "partition.method=meta-whole", "model.layers=3", "task.targets=author"])
+def test_settings_are_for_a_partitions_plan_what_they_are_for_its_training(
+        heta, store, tmp_path, asked):
+    assert heta("partition", store, "--out", tmp_path / "p").status == 0
+    shown, trained = (heta(*command, "--json", "--set", asked) for command in (
+        ("plan", tmp_path / "p"), ("train", tmp_path / "p", "--dry-run")))
+    assert shown.status == trained.status
+    if shown.status:
+        assert shown.err == trained.err
+    else:
+        assert shown.json["parts"] == trained.json["parts"] == 3

@@ -107,3 +107,28 @@ def test_options_win_over_settings(heta, mag):
                 "--batch-size", 4, "--fanouts", 7).json
     work = plan["prediction"]["workload"]
     assert (plan["hops"], work["batch_size"], work["fanouts"]) == (1, 4, [7])
+
+
+@pytest.mark.parametrize(("asked", "targets"), [
+    ("task.targets=author", "author"), ("task.relation=writes", ["author", "paper"])])
+def test_a_task_of_the_settings_names_the_targets(heta, store, asked, targets):
+    assert heta("plan", store, "--json", "--set", asked).json["target"] == targets
+    plan = heta("plan", store, "--json", "--set", asked, "--target", "field").json
+    assert plan["target"] == "field"
+
+
+def test_the_plan_of_a_module_wrapper_is_shown_and_held_to_the_limit(heta, store):
+    def held(*words):
+        """What is shown, and the bytes that a worker holds at most."""
+        shown = heta(*words, "--json").json
+        return shown, max(p["topology_bytes"] + p["feature_bytes"] + p["learnable_bytes"]
+                          for p in shown["prediction"]["partitions"])
+
+    train, ddp = ("train", store, "--dry-run"), ("--set", "train.wrapper=ddp")
+    (_, part), (shown, whole) = held("plan", store), held("plan", store, *ddp)
+    assert held(*train, *ddp)[0] == shown
+    assert shown["method"] == "ddp"
+    limit = ("--set", f"partition.memory_mb={(part + whole) / 2e6:.6f}")
+    for command in (train, ("plan", store)):
+        assert heta(*command, *limit).status == 0
+        refused(heta(*command, *limit, *ddp), "with train.wrapper = ddp a worker holds")

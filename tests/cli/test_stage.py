@@ -105,3 +105,11 @@ def test_two_addresses_of_this_machine_are_refused_and_ports_are_not_of_ssh(
     refused(heta(*words), r"host0 \(127.0.0.1\) and host1 \(127.0.0.2\) are this machine")
     hosts.write_text("192.0.2.1 2222\n192.0.2.2\n")
     assert "are for DistDGL; ssh goes by --ssh-port" in heta(*words).err
+
+
+def test_inspect_says_how_large_a_staged_partition_is_as_plan_does(heta, partition: Path) -> None:
+    """With labels, masks and the like."""
+    said = [re.search(r"staged, a partition is (.*?) at most", " ".join(heta(
+        command, partition).out.split())) for command in ("plan", "inspect")]
+    assert None not in said
+    assert said[0][1] == said[1][1]

@@ -137,6 +137,28 @@ def test_boundary_nodes_and_cut_edges_are_those_of_the_parts(store: Path) -> Non
     assert (meta.boundary_nodes, meta.cut_edges) == (schema.node_counts["paper"], None)
 
 
+def test_the_plan_and_the_settings_of_a_partition_are_what_is_compared(
+        store: Path, tmp_path: Path) -> None:
+    """Its depth, parts by the settings, and features as wide as they are stored."""
+    assert run("partition", str(store), "--out", str(tmp_path / "p"), "--hops", "3").returncode == 0
+    done = run("plan", str(tmp_path / "p"), "--compare", "--json", "--set", "partition.parts=3")
+    compared = json.loads(done.stdout.splitlines()[-1])
+    assert compared["parts"] == 3
+    assert len(compared["workload"]["fanouts"]) == 3
+    assert compared["workload"]["feature_itemsize"] == 8
+
+
+def test_rows_are_counted_in_steps_of_all_trainers(store: Path) -> None:
+    """36 training nodes in one step of nine trainers: as many as each of three gets of three steps.
+    """
+    opened, work = Store(store), Workload(batch_size=36, hidden=8)
+    plan = make_plan(opened.schema, "paper", 2, 3)
+    many = count_rows(opened, plan, work, steps=1, trainers=3)
+    alone = count_rows(opened, plan, replace(work, batch_size=4), steps=1)
+    for system in ("dgl-heta", "DistDGL random"):  # METIS draws other parts each time
+        assert many.sent[system] == alone.sent[system]
+
+
 def test_a_cluster_is_predicted_from_the_rows_that_are_compared(store: Path) -> None:
     work, opened = Workload(batch_size=4, hidden=8, classes=4), Store(store)
     counted = count_rows(opened, make_plan(opened.schema, "paper", 2, 3), work)
@@ -199,6 +221,8 @@ def test_a_schema_alone_is_not_enough(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--compare", "--method", "meta"], "--method has no effect on --compare"),
+    (["--compare", "--set", "partition.method=meta"], "partition.method has no effect on"),
+    (["--compare", "--set", "train.trainers=2"], "train.trainers = 2 has no effect on --compare"),
     (["--fanouts", "0,3"], "a fanout is 1 or more"),
     (["--memory-mb", "inf"], "must be a number above 0"),
 ])

@@ -290,3 +290,12 @@ def test_options_of_a_cluster_alone_are_refused(plan, args):
     status, _, error = plan(*args)
     assert status == 2
     assert f"{args[0]} has an effect on --cluster only" in error
+
+
+def test_a_global_batch_is_that_of_all_trainers_of_the_cluster(plan, tmp_path):
+    command = ("--cluster", tmp_path / "c.toml", "--json", "--set")
+    _, out, _ = plan(*command, "train.global_batch_size=4096", text=TOML + "trainers = 4\n")
+    assert json.loads(out)["training"]["batch_size"] == 4096 / (2 * 4)
+    status, _, error = plan(*command, "train.trainers=2", text=TOML + "trainers = 4\n")
+    assert status == 2
+    assert "train.trainers is 2, but" in error

@@ -72,3 +72,11 @@ def test_the_prediction_as_json():
     assert data["workload"]["batch_size"] == 512
     assert [p["edges"] for p in data["partitions"]] == [25_483_280, 30_345_474]
     json.dumps(data)
+
+
+def test_partial_aggregations_that_are_not_counted_are_null():
+    """Of models that merge in ways of their own, and of links, whose batches have more seeds."""
+    for work in (Workload(model="han"), Workload(links=True)):
+        for parts, sent in ((2, None), (1, 0)):
+            data = cost_json(work, predict(make_plan(MAG, "paper", 2, parts), work))
+            assert {p["partial_bytes"] for p in data["partitions"]} == {sent}

@@ -108,6 +108,12 @@ def test_an_empty_run_directory_has_a_report_and_a_missing_one_is_an_error(
         write_report(tmp_path / "no-such-run")
 
 
+def test_without_validation_the_best_epoch_is_said_to_be_the_last_one(tmp_path: Path) -> None:
+    write_run(tmp_path, [epoch(1), epoch(2)], summary(best_epoch=2, val_acc=None, test_acc=None))
+    assert ("2 of 2, the last one, as none has a score in validation; the model that was saved"
+            in Page(write_report(tmp_path).read_text()).words)
+
+
 def test_an_interrupted_run_shows_the_epochs_it_finished(tmp_path: Path) -> None:
     # The second epoch was run again after a restart; the last line was cut off by a crash.
     events = [epoch(1), epoch(2, val_acc=0.1), epoch(2, val_acc=0.4321), '{"event": "ep']

@@ -120,18 +120,20 @@ def test_training_reports_what_it_did(of_two: Path) -> None:
     assert "data:image/svg+xml" in (of_two / "report.html").read_text()
 
 
-@pytest.mark.parametrize("reduce", ["sum", pytest.param("max", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("model", "reduce"), [
+    ("rgcn", "sum"), ("hgt", "sum"), pytest.param("rgcn", "max", marks=pytest.mark.thorough)])
 def test_prediction_of_bytes_is_what_training_counts(
-        store: Path, tmp_path: Path, reduce: str) -> None:
+        store: Path, tmp_path: Path, model: str, reduce: str) -> None:
     """The cost model against the engine's counters, batches that divide evenly."""
     from dgl_heta.planning.cost import predict
     from dgl_heta.planning.workload import Workload
 
     plan = make_plan(Store(store).schema, "paper", 2, 3)
     run = train(store, tmp_path / "run", "--parts", "3", "--set", "train.batch_size=24",
-                "--set", "train.epochs=1", "--set", f"model.reduce={reduce}")
+                "--set", "train.epochs=1", "--set", f"model.reduce={reduce}", "--model", model,
+                "--set", "model.heads=2")
     assert int(Store(store).array("paper", "train_mask").sum()) == 72  # one step of 3 × 24
-    work = Workload(24, 8, parameters=run["parameters"], reduce=reduce)
+    work = Workload(24, 8, parameters=run["parameters"], reduce=reduce, model=model, heads=2)
     predicted = predict(plan, work)
     assert run["bytes"]["partials"] == sum(c.partial_bytes for c in predicted)
     flags = 2 * 4 * len(load_file(tmp_path / "run" / "model.safetensors")) * 2

@@ -23,6 +23,7 @@ from dgl_heta.launch.local import AT_WORK, Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
 from dgl_heta.partition.graph_input import GraphInput, Reading
+from dgl_heta.partition.own_plan import followed
 from dgl_heta.partition.part_config import PROFILES_DIR
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
@@ -112,6 +113,11 @@ class TrainingJob:
         """How many processes train."""
         return self.plan.num_parts * self.settings.train.trainers
 
+    @property
+    def followed(self) -> Plan:
+        """The plan that workers follow: the module wrapper may replace `plan`."""
+        return followed(self.plan, self.settings, self.registry)
+
     def run(self, run_dir: Path | None = None, *, resume: bool = False, again: bool = False,
             report: Report = lambda event: None) -> TrainingResult | None:
         """Train; returns what came of it, or None at all ranks of a scheduler but the first.
@@ -147,10 +153,10 @@ class TrainingJob:
                 raise TrainingInterruptedError.of(ended, self._saved(directory)) from None
             if os.environ.get("RANK", "0") != "0":
                 return None
-            costs = predict(self.plan, Workload.of(self.settings, summary["parameters"],
-                                                   self.plan.num_parts))
-            return TrainingResult(directory, summary,
-                                  write_report(directory, svg(self.plan, costs)))
+            plan = self.followed
+            costs = predict(plan, Workload.of(self.settings, summary["parameters"],
+                                              plan.num_parts))
+            return TrainingResult(directory, summary, write_report(directory, svg(plan, costs)))
 
     def check(self, run_dir: Path | None = None, *, resume: bool = False) -> list[str]:
         """Check all that :meth:`run` does before the first step; nothing is kept.

@@ -21,7 +21,7 @@ __all__ = ["Nars", "SeHgnn"]
 class SeHgnn(ModelProvider):
     """Provides SeHGNN, over the averages of metapaths."""
 
-    name, precomputed = "sehgnn", "paths"
+    name, precomputed, reads = "sehgnn", "paths", ("heads", "dropout")
 
     def build(self, spec: ModelSpec) -> nn.Module:
         from dgl_heta_precomputed.sehgnn import SeHGNN
@@ -32,7 +32,7 @@ class SeHgnn(ModelProvider):
 class Nars(ModelProvider):
     """Provides NARS, over the averages of subsets of relations."""
 
-    name, precomputed = "nars", "subsets"
+    name, precomputed, reads = "nars", "subsets", ("subsets", "dropout")
 
     def build(self, spec: ModelSpec) -> nn.Module:
         from dgl_heta_precomputed.nars import NARS
