@@ -57,7 +57,7 @@ def _train(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, 
     engine = _engine(job, registry)
     attach(engine, Path(job["profiles"]), report)
     return train(engine, Path(job["run_dir"]), engine.settings, registry, resume=job["resume"],
-                 report=report)
+                 anew=job["anew"], report=report)
 
 
 def _predict(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:

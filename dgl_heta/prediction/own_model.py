@@ -41,15 +41,17 @@ def predict_all(model: DistributedModel, out: str | Path, chunk: int = 8192,
     Raises
     ------
     InputError
-        The model is no :class:`~dgl_heta.HGNN`, the partition has several targets or metapaths,
-        `out` exists, `time` is none, or none of the graph's.
+        The model is no :class:`~dgl_heta.HGNN`, the partition has several targets, metapaths or
+        no replication, `out` exists, `time` is none, or none of the graph's.
     """
     moment = None if time is None else read_instant(time, "time")
     part, module, out = model.part, model.module, Path(out)
-    if not isinstance(module, HGNN) or len(part.plan.targets) > 1 or part.plan.metapaths:
+    # Without replication no partition has a sub-metatree, by whose roots the last layer is shared.
+    if (not isinstance(module, HGNN) or len(part.plan.targets) > 1 or part.plan.metapaths
+            or part.plan.replication != "full"):
         raise InputError("layer by layer, a model must be an HGNN with one target, without "
-                         "metapaths; for another one take a loader over all nodes with fanouts of "
-                         "-1")
+                         "metapaths, on a partition with full replication; for another one take a "
+                         "loader over all nodes with fanouts of -1")
     if any(part.world.all_gather_json(out.exists(), "control")):
         raise InputError(f"{out} exists already; give a new file")
     (target,) = part.plan.targets

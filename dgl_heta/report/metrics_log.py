@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from dgl_heta.errors import InputError
+from dgl_heta.system.atomic_files import plainly
 from dgl_heta.system.checksums import KEY, agrees, signed
 
 
@@ -48,6 +51,23 @@ def log_lines(data: bytes) -> list[Line]:
         else:
             lines.append(Line(number, None, content is None and number == len(pieces)))
     return lines
+
+
+def read_log(log: Path) -> list[Line]:
+    """The lines of a log; none where there is no log.
+
+    Raises
+    ------
+    InputError
+        It cannot be read.
+    """
+    if not log.exists():
+        return []
+    try:
+        with open(log, "rb", opener=plainly) as file:
+            return log_lines(file.read())
+    except OSError as error:
+        raise InputError(f"cannot read {log}: {error.strerror or error}") from None
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

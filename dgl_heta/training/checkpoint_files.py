@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.report.metrics_log import read_log
 from dgl_heta.report.started import resuming
 from dgl_heta.system.atomic_files import check_plain
 from dgl_heta.system.checksums import check_file, file_sum, read_signed
@@ -102,6 +103,16 @@ def read_notes(run_dir: Path, at: Position) -> list[dict[str, Any]]:
 def saved_position(run_dir: Path) -> Position:
     """The last position that all workers have saved, seen from outside."""
     return next((at for at in reversed(positions(run_dir)) if read_notes(run_dir, at)), Position())
+
+
+def has_more_than_begun(run_dir: Path) -> bool:
+    """Return whether a run has had a checkpoint of all its workers, by what is left of it.
+
+    One that was killed before that has a line in its log, maybe, and first notes of some workers.
+    """
+    lines = [line.content for line in read_log(run_dir / "metrics.jsonl") if line.content]
+    return ((run_dir / "summary.json").exists() or any(at.epoch > 1 for at in positions(run_dir))
+            or sum(line.get("event") == "epoch" for line in lines) > 1)
 
 
 def recovery(run_dir: Path) -> str:

@@ -80,13 +80,14 @@ class DistributedModel(nn.Module):
                                     WrapContext(part.world, part.group, owned))
         if any(len(ranks) > 1 for ranks in part.plan.groups):
             self.proof = self.proved_by(part, wrapper)
-        self._backward, self._hooks = BackwardEnd(), list[Any]()
+        self._backward, self._heard_of = BackwardEnd(), set[int]()
         self._runs: set[Path] = set()
         self._steps = 0
         self._before: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._given: list[nn.Parameter] = []
         self._of_all = [*module.parameters()]
         self._backward.actions.append(self._averaged)
+        self._hear_parameters()
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The model's outputs for this worker's own seeds, per target type.
@@ -145,10 +146,7 @@ class DistributedModel(nn.Module):
         for out in outputs:
             if out.requires_grad:
                 out.register_hook(lambda grad: self._heard(reads))
-        # A loss may depend on parameters without the outputs, and before them.
-        if not self._hooks and self.part.world.size > 1:
-            self._hooks = [p.register_hook(partial(self._came, p))
-                           for p in self.module.parameters() if p.requires_grad]
+        self._hear_parameters()  # some may have been frozen before
 
     def warn_of_buffers(self) -> None:
         """Warn of the module's buffers that are not the same on all workers; all call it."""
@@ -168,11 +166,14 @@ class DistributedModel(nn.Module):
                         "its own, and the model that is saved has those of worker 0. Set them to "
                         "the same on all workers, or make them parameters", listing(unlike))
 
-    def unheard(self) -> None:
-        """Await no backward pass by the gradients of parameters, until the next forward pass."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def _hear_parameters(self) -> None:
+        """Hear of each backward pass that comes to parameters: a loss may depend on them without
+        the outputs, before them, and in a pass of its own."""
+        if self.part.world.size > 1:
+            for parameter in self.module.parameters():
+                if parameter.requires_grad and id(parameter) not in self._heard_of:
+                    self._heard_of.add(id(parameter))
+                    parameter.register_hook(partial(self._came, parameter))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A copy with parameters of its own, on the same partition and its learnable rows, for
@@ -229,7 +230,6 @@ class DistributedModel(nn.Module):
                     where[key] = bool(number) if isinstance(value, bool) else number
             learnable = self.part.learnable
             self._before, self._given = None, []  # of a backward pass that failed
-            self.unheard()
             self._backward.forget()
             learnable.forget()
             if "rows.lr" in states:
@@ -298,7 +298,6 @@ class DistributedModel(nn.Module):
             Gradients were given to whoever asked for them, and are not in the parameters.
         """
         (before, self._before), (given, self._given) = (self._before, None), (self._given, [])
-        self.unheard()
         taken = any(parameter.grad is None for parameter in given)
         if not taken:
             self.wrapped.after_backward()

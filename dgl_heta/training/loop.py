@@ -15,13 +15,13 @@ import torch
 from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.report.epoch_records import CAUSES, STAGES, EpochRecord
-from dgl_heta.report.metrics_log import Line, log_line, log_lines
+from dgl_heta.report.metrics_log import Line, log_line, read_log
 from dgl_heta.settings import Settings
 from dgl_heta.system.atomic_files import plainly, write_atomic
 from dgl_heta.system.checksums import write_signed
 from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_checkpoint
-from dgl_heta.training.checkpoint_files import recovery
+from dgl_heta.training.checkpoint_files import has_more_than_begun, recovery
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import NOTHING, Evaluated, evaluate, followed, not_finite_text
 from dgl_heta.training.loggers import Loggers
@@ -44,25 +44,31 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, *,
-          resume: bool = False, report: Report = lambda event: None) -> dict[str, Any]:
+          resume: bool = False, anew: bool = False, report: Report = lambda event: None
+          ) -> dict[str, Any]:
     """Train, keep the best epoch by validation accuracy, test it; returns the summary.
 
     Worker 0 writes `metrics.jsonl` (a line per epoch) and `summary.json` in the run directory.
 
+    Parameters
+    ----------
+    resume : go on from the last checkpoint there, if there is one.
+    anew : begin again, over what is left, where the run had checkpoints that are gone.
+
     Raises
     ------
     InputError
-        Nothing to train on, or a checkpoint of another run to resume from.
+        Nothing to train on; a checkpoint of another run to resume from, or one that is gone.
     PreemptedError
         SIGTERM came to a worker; a checkpoint is written.
     """
     # Before the first collective: when one worker's log is there, no other is ended by SIGTERM.
     with Preemption(engine.world) as preemption:
-        return _train(engine, run_dir, settings, registry, resume, report, preemption)
+        return _train(engine, run_dir, settings, registry, resume, anew, report, preemption)
 
 
 def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, resume: bool,
-           report: Report, preemption: Preemption) -> dict[str, Any]:
+           anew: bool, report: Report, preemption: Preemption) -> dict[str, Any]:
     first, rank, model = engine.rank == 0, engine.rank, engine.distributed
     _check_seeds(engine)
     identity = Identity.of(engine.part, engine.task, settings,
@@ -72,7 +78,8 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
     _check_validation(engine, validates)
     log = run_dir / "metrics.jsonl"
     said = report if first else lambda event: None
-    start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume, said)
+    start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume, anew,
+                                         said)
     last, stopped = start, _stops(engine, start, best)
     if first:
         (run_dir / "summary.json").unlink(missing_ok=True)  # of fewer epochs: the run goes on
@@ -141,22 +148,31 @@ def _test(engine: Engine, report: Report) -> dict[str, Evaluated]:
 
 
 def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identity: Identity,
-           resume: bool, report: Report) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
+           resume: bool, anew: bool, report: Report
+           ) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
     """Be where an earlier run was, if one is to go on; returns its epochs, the best of them, their
     records, and the epoch in which it was."""
     start = latest_position(engine.distributed, run_dir, identity) if resume else Position()
     _check_directory(engine, run_dir, resume)
+    if resume and not any(start):
+        _check_lost(engine, run_dir, anew, report)
     best, begun = _restore(engine, run_dir, start, identity, report)
     if begun.step and (start.epoch >= settings.train.epochs
                        or _stops(engine, start.epoch, best)):
         # It is to have no further epoch now, so the steps of one do not count.
         best, begun = _restore(engine, run_dir, Position(start.epoch), identity)
     history = _history(log, start.epoch)
-    if engine.schedule is not None:
-        # A schedule is not saved: it takes the same steps again, from the same scores.
-        engine.schedule.again({r.epoch: followed(settings, r.val_acc, r.metrics)
-                               for r in history}, start.epoch)
+    _schedule_again(engine, settings, history, start.epoch)
     return start.epoch, best, history, begun
+
+
+def _schedule_again(engine: Engine, settings: Settings, history: list[EpochRecord], epochs: int
+                    ) -> None:
+    """Take the steps of a schedule, which is not saved, for the epochs behind the run: on all
+    workers by the scores that worker 0 has, as other machines may have no log."""
+    if engine.schedule is not None:
+        own = [(r.epoch, followed(settings, r.val_acc, r.metrics)) for r in history]
+        engine.schedule.again(dict(engine.world.all_gather_json(own, "control")[0]), epochs)
 
 
 def _restore(engine: Engine, run_dir: Path, at: Position, identity: Identity,
@@ -253,6 +269,17 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
                          "another directory")
 
 
+def _check_lost(engine: Engine, run_dir: Path, anew: bool, report: Report) -> None:
+    """Refuse, on all workers alike, to begin again over a run whose checkpoints are gone, unless
+    it may begin `anew`."""
+    if not any(engine.world.all_gather_json(has_more_than_begun(run_dir), "control")):
+        return
+    text = f"{run_dir} holds a run, but no checkpoint of it that is whole on all workers"
+    if not anew:
+        raise InputError(f"{text}; bring its checkpoints back, or train in a new run directory")
+    report({"event": "note", "text": f"{text}: training begins again"})
+
+
 def _diverged(run_dir: Path, what: str) -> InputError:
     """The error of a training that cannot go on, with what is left of it."""
     return InputError(f"{what}: training diverged; lower train.lr or train.sparse_lr, or check the "
@@ -339,12 +366,7 @@ def _history(log: Path, epochs: int) -> list[EpochRecord]:
     """
     if not epochs or not log.exists():
         return []
-    try:
-        with open(log, "rb", opener=plainly) as file:
-            lines = log_lines(file.read())
-    except OSError as error:
-        raise InputError(f"cannot read {log}: {error.strerror or error}") from None
-    records = []
+    records, lines = list[EpochRecord](), read_log(log)
     for line in lines:
         if line.content is None and not line.cut:
             raise _damaged(log, line, "it is not what was written")

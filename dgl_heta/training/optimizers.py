@@ -20,6 +20,7 @@ from torch.optim import lr_scheduler
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.settings import TrainSettings
+from dgl_heta.training.metrics import smaller_is_better
 
 PLATEAU = "ReduceLROnPlateau"
 _REFUSED = {
@@ -130,7 +131,16 @@ class Schedule:
         known[PLATEAU] = lr_scheduler.ReduceLROnPlateau
         kind = _find("schedule", self._name, known)
         self.by_score = self._name == PLATEAU
-        own = {"mode": "max"} if self.by_score else {}  # higher scores are better
+        smaller = train.monitor is not None and smaller_is_better(train.monitor)
+        # Of scores larger is better, so errors come as negative ones. torch is to have them as they
+        # are: its threshold is a part of the best so far.
+        self._sign = -1 if smaller else 1
+        own = {"mode": "min" if smaller else "max"} if self.by_score else {}
+        given = train.schedule_options.get("mode", own.get("mode"))
+        if self.by_score and given != own["mode"]:
+            raise InputError(
+                f"train.schedule_options: mode = {given}, but of {train.monitor or 'the score'} "
+                f"{'smaller' if smaller else 'larger'} is better; leave mode out")
         self._schedule = _make("schedule", kind, optimizer, own, train.schedule_options)
 
     def step(self, score: float | None) -> None:
@@ -141,12 +151,13 @@ class Schedule:
         InputError
             The schedule is over: its options say that it has fewer epochs.
         """
-        if self.by_score and score is None:
+        given = [self._sign * score] if self.by_score and score is not None else []
+        if self.by_score and not given:
             return
         with warnings.catch_warnings():  # that the optimizer took no step, when it goes on
             warnings.simplefilter("ignore", UserWarning)
             try:
-                self._schedule.step(*([score] if self.by_score else []))
+                self._schedule.step(*given)
             except (ValueError, TypeError, ArithmeticError) as error:
                 raise InputError(f"train.schedule = {self._name}: {error}") from None
 

@@ -17,7 +17,7 @@ from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob
 from dgl_heta.report.seed_table import seeds_table, spread
 from dgl_heta.store import write_store
-from tests.support.command_line import refused
+from tests.support.command_line import edge_files, refused
 from tests.support.graphs import academic
 from tests.support.runs import summary
 
@@ -96,6 +96,20 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
     shown = heta("report", out, "--json").json
     assert [run["run"] for run in shown["runs"]] == ["seed-3", "seed-5"]
     assert not (out / ".lock").exists()
+
+
+def test_the_copy_of_the_graph_that_runs_of_other_seeds_have_is_not_replaced(tmp_path: Path
+                                                                            ) -> None:
+    """They were trained on it: predictions and reports of them read it."""
+    job = TrainingJob.prepare(str(edge_files(tmp_path / "files")), None, SETTINGS, plugins())
+    out = tmp_path / "run"
+    (out / "seed-0/checkpoints").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"run holds runs of other seeds with a copy of the graph; "
+                                         r"add seeds with --resume"):
+        train_seeds(job, [2], out)
+    with pytest.raises(InputError, match="run holds runs of several seeds; choose another direct"):
+        job.run(out)
+    assert not (out / "store").exists()
 
 
 def test_several_seeds_from_python(tmp_path: Path) -> None:

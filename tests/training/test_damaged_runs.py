@@ -17,6 +17,7 @@ from dgl_heta.launch.jobs.reporting import plan_picture, verify_run
 from dgl_heta.report.reading import read_run
 from dgl_heta.report.started import started_rows
 from dgl_heta.store import Store, write_store
+from dgl_heta.training.checkpoint_files import has_more_than_begun
 from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.signing import edit_json
@@ -77,6 +78,26 @@ def test_the_only_checkpoint_cannot_be_replaced(place: Path, tmp_path: Path) -> 
     flip(run / "checkpoints/epoch-00002/rank-0.safetensors", 300)
     said = train(place / "store", run, 3, "--resume", status=2)
     assert "train in a new run directory" in said
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(place: Path, tmp_path: Path) -> None:
+    """Unless it may begin again, and then it says so; a single line of the log is of a run that was
+    killed before its first checkpoint was whole."""
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    kept = {name: (run / name).read_bytes()
+            for name in ("metrics.jsonl", "summary.json", "model.safetensors")}
+    said = train(place / "store", run, 3, "--resume", status=2)
+    assert "no checkpoint of it that is whole on all workers; bring" in " ".join(said.split())
+    assert kept == {name: (run / name).read_bytes() for name in kept}
+    assert not (run / "checkpoints").exists()
+    (run / "summary.json").unlink()
+    assert has_more_than_begun(run)
+    (run / "metrics.jsonl").write_bytes(kept["metrics.jsonl"].splitlines(keepends=True)[0])
+    assert not has_more_than_begun(run)
+    (run / "summary.json").write_bytes(kept["summary.json"])
+    said = train(place / "store", run, 1, "--auto-resume")
+    assert "whole on all workers: training begins again" in " ".join(said.split())
 
 
 def test_a_damaged_line_of_the_log_is_named_and_left_out_by_reports(

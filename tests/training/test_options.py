@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dgl_heta.errors import InputError
+from dgl_heta.report.epoch_records import EpochRecord
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
-from dgl_heta.training import optimizers
+from dgl_heta.training import loop, optimizers
+from dgl_heta.training.evaluating import followed
 from dgl_heta.training.tasks import make_task
 from tests.support.copies import copies, within
 from tests.support.graphs import academic, with_tasks
+from tests.support.threads import ThreadComm, together
 from tests.support.training_worker import same_models, trained
 from tests.support.waiting import PATIENCE
 
@@ -160,6 +164,37 @@ def test_a_rate_falls_where_scores_fall_and_not_where_they_rise() -> None:
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
 
 
+def test_a_rate_follows_an_error_as_torch_itself_does() -> None:
+    """Also where a threshold is a part of the best one: its sign counts."""
+    options: dict[str, Any] = {"patience": 0, "factor": 0.5, "threshold": 0.01}
+    given = settings(monitor="mae", schedule=optimizers.PLATEAU, schedule_options=options)
+    ours, torchs = (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for _ in range(2))
+    schedule = optimizers.Schedule(ours, given.train)
+    wanted = torch.optim.lr_scheduler.ReduceLROnPlateau(torchs, "min", **options)
+    rates = []
+    for error in (5.0, 4.0, 3.0, 3.0, 3.01, 2.0, 1.0):
+        schedule.step(followed(given, None, {"mae": error}))
+        wanted.step(error)
+        rates.append([one.param_groups[0]["lr"] for one in (ours, torchs)])
+    assert rates == [[rate, rate] for rate in (1.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25)]
+
+
+def test_a_schedule_goes_on_by_the_scores_of_worker_0_where_others_have_no_log() -> None:
+    """Machines may have run directories of their own; the log is on that of worker 0."""
+    given = settings(schedule=optimizers.PLATEAU, schedule_options={"patience": 0, "factor": 0.5})
+    history = [EpochRecord(n, 1.0, 0.5, score, {}, {}, 1.0) for n, score in (
+        (1, 0.3), (2, 0.2), (3, None), (4, 0.1))]
+
+    def work(comm: ThreadComm) -> float:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        engine: Any = SimpleNamespace(
+            world=comm, schedule=optimizers.Schedule(optimizer, given.train))
+        loop._schedule_again(engine, given, [] if comm.rank else history, 4)
+        return optimizer.param_groups[0]["lr"]
+
+    assert together(2, work) == [0.25, 0.25]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(
         tmp_path: Path, dtype: torch.dtype) -> None:
@@ -216,6 +251,8 @@ def test_parameters_updated_together_are_as_one_by_one_to_the_last_bit(
     ({"optimizer_options": {"betas": [2.0, 0.9]}}, "torch refuses its options"),
     ({"optimizer": "Rprop", "weight_decay": 0.1}, "has no weight decay"),
     ({"schedule": "LambdaLR"}, "LambdaLR cannot be used: it needs a function"),
+    ({"schedule": "ReduceLROnPlateau", "schedule_options": {"mode": "min"}},
+     "mode = min, but of the score larger is better; leave mode out"),
     ({"schedule": "StepLr"}, "did you mean 'StepLR'"),
     ({"schedule": "StepLR"}, "step_size"),
     ({"schedule": "OneCycleLR", "schedule_options": {"max_lr": 0.1, "total_steps": 3}},

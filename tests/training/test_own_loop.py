@@ -14,7 +14,7 @@ import dgl_heta
 from dgl_heta.errors import InputError
 from dgl_heta.models import HGNN, RGCNLayer
 from dgl_heta.partition.directory import write_partition
-from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.making import deal_whole, make_plan, plan_without_replication
 from dgl_heta.planning.metatree import parse_metapaths
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
@@ -199,6 +199,18 @@ def test_a_node_that_is_a_seed_and_a_neighbour_on_a_path_is_stepped_once(tmp_pat
         dgl_heta.predict_all(model, tmp_path / "rows.npy")
 
 
+def test_layer_by_layer_is_refused_without_replication(parts: Path, tmp_path: Path) -> None:
+    """No partition has a sub-metatree there: every relation into the target was left out."""
+    store = Store(parts / "store")
+    plan = plan_without_replication(store.schema, ["paper"], 2, 1, deal_whole, "test")
+    write_partition(store, plan, tmp_path / "part")
+    part = dgl_heta.open_partition(tmp_path / "part", SETTINGS)
+    model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
+    with pytest.raises(InputError, match="on a partition with full replication.* fanouts of -1"):
+        dgl_heta.predict_all(model, tmp_path / "rows.npy")
+    assert not (tmp_path / "rows.npy").exists()
+
+
 ACCUMULATED = """
 import json, os, sys
 import numpy as np
@@ -212,6 +224,15 @@ torch.manual_seed(0)
 model = dgl_heta.distribute(HGNN(part.spec(), RGCNLayer).double(), part)
 torch.manual_seed(0)
 batches = list(part.loader("train", [3, 3], batch_size=24 // part.world.size))[:2]
+head = model.module.heads[dgl_heta.slot("paper")]
+
+def apart():
+    model.zero_grad()
+    ids = torch.from_numpy(batches[0].seeds["paper"]).double()
+    batches[0].mean(head(ids[:, None].expand(-1, 8)).sum(1)).backward()
+    return head.weight.grad.norm()
+
+alone = [apart()]  # a pass that comes to parameters alone, before the first forward pass
 sums, rows = [], part.row_optimizer(lr=1e-300)
 for accumulate in (False, True):
     sums.append({})
@@ -233,12 +254,12 @@ os.write(1, b'"equal"\\n')  # at once, as workers share the pipe
 # Of a loss that parameters are part of without the outputs, and of a module that is called apart.
 model.zero_grad()
 out = model(batches[0])["paper"]
-head = model.module.heads[dgl_heta.slot("paper")]
 penalty = sum(p.pow(2).sum() for p in model.parameters())
 (batches[0].mean(out.logsumexp(1)) + 0.1 * penalty + batches[0].mean(head(out[:, :1].expand(
     -1, 8)).sum(1))).backward()
 rows.step()
-norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])
+norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+norms = torch.stack([*norms, *alone, apart()])  # and after another backward pass
 others = part.world.all_gather_json(norms.tolist(), "control")
 assert others[0] == others[-1]
 if part.rank == 0:

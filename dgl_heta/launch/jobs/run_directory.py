@@ -51,6 +51,9 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
     if holds_run(given) and not (resume or again or shared):
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
                          "another directory")
+    if make and not seeds and not holds_run(given) and holds_seeds(given):
+        raise InputError(f"{given} holds runs of several seeds; choose another directory for one "
+                         "alone")
     try:
         if make:
             given.mkdir(parents=True, exist_ok=True)
@@ -62,6 +65,11 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
 def holds_run(directory: Path) -> bool:
     """Return whether a training has begun in a directory."""
     return any(os.path.lexists(directory / name) for name in ("metrics.jsonl", "checkpoints"))
+
+
+def holds_seeds(directory: Path) -> bool:
+    """Return whether a training with one of several seeds has begun in a directory."""
+    return any(map(holds_run, directory.glob("seed-*")))
 
 
 def check_files(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError, listing, several
-from dgl_heta.launch.jobs.run_directory import claimed, holds_run, run_directory
+from dgl_heta.launch.jobs.run_directory import claimed, holds_run, holds_seeds, run_directory
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob, TrainingResult
 from dgl_heta.launch.local import JOB
 from dgl_heta.launch.scheduler import is_worker
@@ -85,7 +85,7 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
     given = run_dir or job.settings.run.directory
     directory = run_directory(Path(given) if given else None, job.opened.name, resume=resume,
                               shared=False, again=going, seeds=True)
-    resume = resume or going
+    asked, resume = resume, resume or going
     places = {seed: directory / f"seed-{seed}" for seed in seeds}
     if holds_run(directory):
         raise InputError(f"{directory} holds a run of one seed; choose another directory for "
@@ -95,6 +95,10 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
             if holds_run(seed_dir):
                 raise InputError(f"{seed_dir} holds a run already; go on with --resume, or choose "
                                  "another directory")
+        # Runs there are read with the store that they were trained on.
+        if job.opened.store is None and holds_seeds(directory):
+            raise InputError(f"{directory} holds runs of other seeds with a copy of the graph; "
+                             "add seeds with --resume, or choose another directory")
     results: dict[int, TrainingResult] = {}
     with claimed(directory, shared=False):
         seed = seeds[0]
@@ -107,7 +111,8 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
                 kept = _finished(one, seed_dir) if resume else None
                 report({"event": "note", "text": f"seed {seed}, {number} of {len(seeds)}"
                         + (": finished before" if kept is not None else "")})
-                result = kept or one.run(seed_dir, again=resume, report=report)
+                result = kept or one.run(seed_dir, resume=asked and holds_run(seed_dir),
+                                         again=resume, report=report)
                 assert result is not None
                 results[seed] = result
         except (KeyboardInterrupt, TrainingInterruptedError) as ended:

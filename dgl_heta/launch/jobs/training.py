@@ -144,11 +144,12 @@ class TrainingJob:
         self._check_workers(shared)
         going = not shared and self.goes_on(run_dir, again)
         directory = self._directory(run_dir, resume, shared, going)
+        anew = not resume  # who asks for it is told when there is nothing to go on from
         # Machines may have directories of their own, of which some are new.
         resume = resume or going or (shared and (again or restarted()))
         with claimed(directory, shared=shared):
             try:
-                summary = self._train(directory, resume, shared, report)
+                summary = self._train(directory, resume, anew, shared, report)
             except (KeyboardInterrupt, Terminated) as ended:
                 raise TrainingInterruptedError.of(ended, self._saved(directory)) from None
             if os.environ.get("RANK", "0") != "0":
@@ -216,7 +217,7 @@ class TrainingJob:
         return (f"interrupted; {at.saved}: go on by the same command with --resume --run-dir "
                 f"{run_dir}")
 
-    def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
+    def _train(self, run_dir: Path, resume: bool, anew: bool, shared: bool, report: Report
                ) -> dict[str, Any]:
         store = self.checked_store(run_dir, resume, shared)
         for text in self._verified(store):
@@ -226,7 +227,7 @@ class TrainingJob:
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
                "graph": store.manifest.checksum,
                "shared": self.plan.shared and self.plan.shared.to_json(),
-               "run_dir": str(run_dir.resolve()), "resume": resume,
+               "run_dir": str(run_dir.resolve()), "resume": resume, "anew": anew,
                "profiles": str(profiles.resolve() / PROFILES_DIR)}
 
         @functools.cache  # once, when workers are at work: before that they may refuse to go on
