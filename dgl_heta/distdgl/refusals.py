@@ -389,13 +389,22 @@ MODULES: dict[str, Refusal] = {
         "distdgl/test_refused.py::test_own_reduce_and_apply_functions_for_rows_without_edges"),
     "a row of several batches with other relations": Refusal(
         "a row in the batches of several trainers, of which only some have edges of a relation, "
-        "with functions whose result depends on that", "`multi_update_all` is called",
-        "multi_update_all over {relation} at layer {layer}: a row is in the batches of several "
+        "with functions whose result depends on that",
+        "`multi_update_all`, or `update_all` with an apply function on a slice, is called",
+        "{operation} over {relation} at layer {layer}: a row is in the batches of several "
         "trainers, of which some have edges of this relation and some have none, so plain DGL "
         "would give it several results; {remedy}",
         "use fn.sum or fn.mean to reduce, or 'sum' as the cross reducer, and the same relations in "
         "every batch",
         "distdgl/test_refused.py::test_functions_of_multi_update_all_that_tell_batches_apart"),
+    "a relation named twice": Refusal(
+        "a relation that is in the dictionary of `multi_update_all` twice, by its name and in full",
+        "`multi_update_all` is called",
+        "multi_update_all is given functions for {relation} twice, by its name and in full; "
+        "{remedy}",
+        "name each relation once; for another message along it call multi_update_all again, with "
+        "another output field",
+        "distdgl/test_refused.py::test_a_relation_that_is_named_twice"),
     "a relation left out by who has its edges": Refusal(
         "a relation left out of `multi_update_all` by a trainer whose machine has its edges",
         "`multi_update_all` is called",

@@ -240,18 +240,24 @@ def _filled(rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def add_edges(indptr, indices, states, mean, out):  # type: ignore[no-untyped-def]
-    """Add `states` over in-edges (CSC) to `out`; with `mean` divide by their number."""
-    width = states.shape[1]
+    """Add `states` over in-edges (CSC) to `out`; with `mean` divide by their number.
+
+    Return -1, or the first source row that is past the last one, where it stops.
+    """
+    rows, width = states.shape
     for row in range(len(indptr) - 1):
         for edge in range(indptr[row], indptr[row + 1]):
             prefetch(states, indices, edge)
             source = indices[edge]
+            if source >= rows:
+                return source
             for k in range(width):
                 out[row, k] += states[source, k]
         if mean and indptr[row + 1] > indptr[row]:
             count = indptr[row + 1] - indptr[row]
             for k in range(width):
                 out[row, k] /= count
+    return -1
 
 
 @kernel

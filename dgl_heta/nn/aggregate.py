@@ -30,7 +30,8 @@ def segment_reduce(indptr: Tensor, indices: Tensor, states: Tensor, op: str = "m
     Raises
     ------
     InputError
-        An unknown operation; known are sum, mean, max and min.
+        An unknown operation; known are sum, mean, max and min. Or an edge starts at a row that is
+        not there, by the kernel `fused` on CPU; PyTorch's operators raise an error of their own.
     """
     return reduce_each([InEdges(indptr, indices)], [states], op)[0]
 

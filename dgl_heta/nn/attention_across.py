@@ -192,11 +192,13 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
                         weights[edge, head] += bias
                 for edge in range(low, high):
                     most = max(most, weights[edge, head])
-                scale = np.exp(top[at, head] - most)
+                # Where all scores are -inf, it would be -inf - -inf: other relations have others.
+                finite = sums.dtype.type(0) if most == -np.inf else most
+                scale = np.exp(top[at, head] - finite)
                 top[at, head] = tops[row, head] = most
                 added = sums.dtype.type(0)
                 for edge in range(low, high):
-                    weight = np.exp(weights[edge, head] - most)
+                    weight = np.exp(weights[edge, head] - finite)
                     weights[edge, head] = weight
                     added += weight
                 z = heads * width + head
@@ -241,6 +243,8 @@ def _passes(heads: int, width: int, inner: int, shared: bool  # noqa: C901, PLR0
             times(queries[at], to_scores, query, heads, width, inner)
             for head in range(heads):
                 scale[head] = np.exp(tops[row, head] - top[at, head])
+                if tops[row, head] == -np.inf:
+                    scale[head] = 0
                 of_scores[head] = of_weights[head] = 0
                 for k in range(width):
                     own[head, k] = queries[at, head, k]

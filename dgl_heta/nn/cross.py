@@ -228,7 +228,8 @@ class CrossSoftmax(CrossRelation):
 
         Returns
         -------
-        Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
+        Tensor (wanted rows, width), the heads side by side; 0 for a row without edges, and where
+        all of a row's scores are -inf.
         """
         parts, like = Parts.of(float32_parts(parts)), widened(like)
         rows = block.num_dst[ntype]

@@ -253,8 +253,7 @@ class FusedKernel(BaseKernel):
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
         """As `torch`; gradients are added to the array that all operators on a tensor share. Not
-        those of rows that wait, of which some would become all, nor of a script's views.
-        """
+        those of rows that wait, of which some would become all, nor of a script's views."""
         return [chosen_rows(x, chosen) if type(x) in (Tensor, torch.nn.Parameter)
                 and x._base is None and _compiled(x)
                 else super(FusedKernel, self).gather([x], [chosen])[0]
@@ -286,7 +285,9 @@ def sums_across(kernel: Kernel, edges: Sequence[InEdges], rows: Sequence[Tensor 
         top = scores[0].new_full((number, scores[0].shape[1]), float("-inf"))
         for at, most in zip(rows, kernel.e_max(edges, elementwise(Tensor.detach, scores))):
             top[at] = torch.maximum(top[at], most)
-    tops = kernel.copy_v(edges, kernel.gather([top] * len(edges), rows))
+        # Where all edges are masked by -inf, it would be -inf - -inf: others may have more of them.
+        finite = top.nan_to_num(torch.nan, torch.inf, 0)
+    tops = kernel.copy_v(edges, kernel.gather([finite] * len(edges), rows))
     weights = elementwise(lambda e, most: torch.exp(e - most), scores, tops)
     sums = elementwise(lambda x, total: torch.cat([x, total], 1), all_widened(messages(weights)),
                        kernel.e_sum(edges, weights))
@@ -374,8 +375,7 @@ def first_extreme(rows: Tensor, messages: Tensor, zeros: Tensor, op: str,
 
 def _edge_max(csc: InEdges, scores: Tensor) -> Tensor:
     out = scores.new_full((len(csc.indptr) - 1, *scores.shape[1:]), float("-inf"))
-    return out.scatter_reduce(0, csc.rows().unsqueeze(1).expand_as(scores), scores,
-                              "amax")
+    return out.scatter_reduce(0, csc.rows().unsqueeze(1).expand_as(scores), scores, "amax")
 
 
 class _ScatterSum(torch.autograd.Function):

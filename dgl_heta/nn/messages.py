@@ -95,9 +95,13 @@ def check_sources(indices: Tensor, source: Tensor) -> None:
     InputError
         An edge starts at a row that is not there.
     """
-    last = int(indices.max()) if len(indices) else -1
-    if last >= len(source):
-        raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
+    check_source(int(indices.max()) if len(indices) else -1, source)
+
+
+def check_source(row: int, source: Tensor) -> None:
+    """:func:`check_sources` of the largest row, or of one that a kernel has stopped at."""
+    if row >= len(source):
+        raise InputError(f"there are {len(source)} source rows, but an edge starts at row {row}")
 
 
 def check_shape(what: str, given: Tensor, wanted: tuple[int | str, ...]) -> None:

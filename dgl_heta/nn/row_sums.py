@@ -1,7 +1,8 @@
 """Sums, means, maxima and minima of source rows over in-edges, compiled, on CPU.
 
 `indptr` (R + 1, int64) and `indices` (E) are CSC over the destination rows, `states` are the source
-rows (S, D), single or double precision.
+rows (S, D), single or double precision. An edge that starts at a row that is not there is an
+:class:`InputError`; the passes look for it, because one more over the edges would cost more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from dgl_heta.features.row_kernels import add_edges
 from dgl_heta.nn.gradient_hub import Reading, array_of, differentiable_once, done, opened
+from dgl_heta.nn.messages import check_source
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
@@ -49,7 +51,8 @@ class _FusedSums(torch.autograd.Function):
         rows, result = states.contiguous().numpy(), []
         for indptr, indices in zip(edges[::2], edges[1::2]):
             out = states.new_zeros((len(indptr) - 1, states.shape[1]))
-            add_edges(indptr.numpy(), indices.numpy(), rows, mean, out.numpy())
+            check_source(add_edges(indptr.numpy(), indices.numpy(), rows, mean, out.numpy()),
+                         states)
             result.append(out)
         return tuple(result)
 
@@ -75,8 +78,9 @@ class _FusedExtreme(torch.autograd.Function):
                 reading: Reading | None, token: Tensor | None) -> Tensor:
         out = states.new_zeros((len(indptr) - 1, states.shape[1]))
         winner = torch.full(out.shape, -1, dtype=torch.int32)
-        _extreme_forward(indptr.numpy(), indices.numpy(), states.contiguous().numpy(), largest,
-                         out.numpy(), winner.numpy())
+        check_source(_extreme_forward(
+            indptr.numpy(), indices.numpy(), states.contiguous().numpy(), largest, out.numpy(),
+            winner.numpy()), states)
         ctx.save_for_backward(winner)
         ctx.shape, ctx.reading = states.shape, reading
         return out
@@ -107,16 +111,20 @@ def _sum_backward(indptr, indices, grad, mean, out):  # type: ignore[no-untyped-
 
 @kernel
 def _extreme_forward(indptr, indices, states, largest, out, winner):  # type: ignore[no-untyped-def]
+    """Return as :func:`add_edges`."""
     for row in range(len(indptr) - 1):
         for edge in range(indptr[row], indptr[row + 1]):
             prefetch(states, indices, edge)
             source = indices[edge]
+            if source >= len(states):
+                return source
             for k in range(states.shape[1]):
                 value = states[source, k]
                 better = value > out[row, k] if largest else value < out[row, k]
                 if winner[row, k] < 0 or better or value != value:  # NaN stays NaN
                     out[row, k] = value
                     winner[row, k] = source
+    return -1
 
 
 @kernel

@@ -24,6 +24,7 @@ REFUSED = {f"{HERE}.{name}": text for name, text in {
     'wrappers:hooked "backward_hook"': "has a backward hook",
     'wrappers:hooked "backward_pre_hook"': "has a backward hook",
     "wrappers:normed_in_common": "several relations have in common, changes with every call",
+    "wrappers:batch_normed_in_common": "of BatchNorm1d, in a module that several relations have",
     **{f"children:{name}": text for name, text in {
         "reads_destinations_of_seeds": "'own' of destinations of",
         "reads_edge_ids": "reads edge ids",

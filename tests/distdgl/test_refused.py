@@ -13,6 +13,7 @@ from typing import Any
 import dgl
 import pytest
 import torch
+from dgl.base import DGLError
 from dgl.nn.pytorch import GraphConv
 
 from dgl_heta.distdgl.blocks import edge_ids
@@ -25,7 +26,8 @@ from dgl_heta.distdgl.modules import (
     multi_update,
 )
 from dgl_heta.distdgl.modules.absent_relations import Presence, presence
-from dgl_heta.distdgl.modules.message_functions import Functions, Outputs
+from dgl_heta.distdgl.modules.exchange_before_weights import _aggregated_seeds
+from dgl_heta.distdgl.modules.message_functions import Functions, Outputs, functions_of
 from dgl_heta.distdgl.refusals import BLOCKS, MODULES
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
@@ -133,6 +135,31 @@ def test_functions_of_multi_update_all_that_tell_batches_apart() -> None:
     own = Functions(dgl.function.copy_u("x", "m"), lambda nodes: {})
     refused("a row of several batches with other relations",
             lambda: multi_update._note_absent(call, edges(), own))
+
+
+def test_a_relation_that_is_named_twice() -> None:
+    schema = SimpleNamespace(relations=[CITES])
+    layer: Any = SimpleNamespace(session=SimpleNamespace(store=SimpleNamespace(schema=schema)))
+    given = dgl.function.copy_u("x", "m"), dgl.function.sum("m", "y")
+    assert [*functions_of(layer, {"cites": given})] == [CITES]
+    refused("a relation named twice",
+            lambda: functions_of(layer, {"cites": given, tuple(CITES): given}))
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_states_of_other_rows_than_the_sources_are_refused_as_by_dgl(rows: int) -> None:
+    """By what computes relations together, also where it merges before weights."""
+    module = GraphConv(2, 3, norm="right", bias=False, allow_zero_in_degree=True)
+    block = SimpleNamespace(edges=[edges()], num_src={"paper": 3}, into=lambda _: [edges()],
+                            seeds={"paper": SimpleNamespace(total=2)})
+    states, layer = {"paper": torch.zeros(rows, 2)}, SimpleNamespace(block=block)
+    call: Any = SimpleNamespace(layer=layer, sources=states, destinations=states, merged={},
+                                aggregate="sum", of=lambda _: (module, (), {}))
+    message = f"is given {rows} rows of 'paper' for a block with 3 source nodes"
+    with pytest.raises(DGLError, match=message):
+        hetero_graph_conv._run_relations(call)
+    with pytest.raises(DGLError, match=message):
+        _aggregated_seeds(call.layer, CITES, 2, states, module, torch.empty(0))
 
 
 def test_own_reduce_and_apply_functions_for_rows_without_edges() -> None:

@@ -25,6 +25,11 @@ def test_where_one_trainer_aggregates_for_others(tmp_path: Path) -> None:
     assert differences(programs, 3, 1, tmp_path, settings=["partition.shared=delegate"]) == {}
 
 
+def test_functions_are_applied_to_extremes_as_by_plain_dgl(tmp_path: Path) -> None:
+    """In rows without in-edges they see infinity, and 0 where a batch has no edge."""
+    assert differences([f"{HERE}:applied"], 2, 1, tmp_path, rare=True) == {}
+
+
 DIFFERENT = {"order": "trainers call slices of blocks differently: update_all by",
              "left out": "trainers call slices of blocks differently: update_all by",
              "data": "of other functions, or data of other names, shapes or dtypes, on trainer 1",

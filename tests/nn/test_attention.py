@@ -20,6 +20,7 @@ from dgl_heta.nn import (
     messages,
     segments,
 )
+from dgl_heta.nn.kernels import sums_across
 from dgl_heta.sampling.blocks import InEdges
 
 HEADS, WIDTH = 2, 3
@@ -231,6 +232,9 @@ def test_what_does_not_fit_is_refused() -> None:
         m.edge_dot(indptr, indices, torch.ones(2, 2, 4), torch.ones(2, 3, 4))
     with pytest.raises(InputError, match="1 source rows, but an edge starts at row 1"):
         m.weighted_sum(indptr, indices, torch.ones(1, 4), torch.ones(3, 1))
+    for op in ("sum", "mean", "max", "min"):
+        with pytest.raises(InputError, match="1 source rows, but an edge starts at row 1"):
+            FUSED.reduce([InEdges(indptr, indices)], [torch.ones(1, 4)], op)
     with pytest.raises(InputError, match=r"weights .* \(2, 5\); it should be \(3, 5\)"):
         m.weighted_sum(indptr, indices, torch.ones(2, 4), torch.ones(2, 5))
     for kernel in (s.segment_softmax, s.segment_max, s.segment_total):
@@ -282,6 +286,30 @@ def test_attention_across_relations_reads_no_foreign_memory(change, said) -> Non
             [InEdges(torch.tensor([0, 1, 2]), torch.tensor([0, 3]))], [given["rows"]],
             [given["sources"]], given["queries"], given["to_scores"], given["to_sums"],
             given["biases"])
+
+
+@pytest.mark.parametrize("kernel", [FUSED, TORCH])
+def test_scores_of_minus_infinity_alone_add_nothing(kernel: BaseKernel) -> None:
+    """A row whose edges here are all masked may have others, by other workers and relations."""
+    inf = float("inf")
+    edges = [InEdges(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32))]
+    scores = torch.tensor([[-inf], [-inf], [1.0]], requires_grad=True)
+    states = torch.ones(2, 3, requires_grad=True)
+    sums, top = sums_across(kernel, edges, [slice(0, 2)], [scores], 2, lambda weights: [
+        x.flatten(1) for x in kernel.u_mul_e_sum(edges, [states], weights)])
+    assert (sums.tolist(), top.tolist()) == ([[0.0] * 4, [1.0] * 4], [[-inf], [1.0]])
+    assert all(x.isfinite().all() for x in torch.autograd.grad(sums.sum(), [scores, states]))
+    # The first relation's scores overflow; the second reaches one of its two rows.
+    low, high = (torch.full((1, 2, 1, 2), x, dtype=torch.float64, requires_grad=True)
+                 for x in (-1e200, 0.0))
+    queries = torch.full((2, 1, 2), 1e200, dtype=torch.float64, requires_grad=True)
+    one = torch.eye(2, dtype=torch.float64).expand(2, 1, 2, 2)
+    each = [InEdges(torch.tensor([0, 1, 2]), torch.tensor([0, 0])),
+            InEdges(torch.tensor([0, 1]), torch.tensor([0]))]
+    sums, top = kernel.attend_across(each, [slice(0, 2), slice(0, 1)], [low, high], queries, one,
+                                     one)
+    assert (sums.tolist(), top.tolist()) == ([[0.0, 0.0, 1.0], [0.0] * 3], [[0.0], [-inf]])
+    assert all(x.isfinite().all() for x in torch.autograd.grad(sums.sum(), [low, high, queries]))
 
 
 def test_attention_across_relations_is_compiled_once_for_all_processes() -> None:

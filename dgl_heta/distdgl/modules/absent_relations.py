@@ -25,6 +25,7 @@ from dgl_heta.distdgl.source_trainers import (
     trainers_of_sources,
 )
 from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.sampling.trainer_bits import MOST_TRAINERS
 
@@ -82,3 +83,18 @@ def _rows(group: Comm, blocks: Sequence[Block]) -> Words:
     for below, block in reversed([*itertools.pairwise(blocks)]):
         rows = trainers_of_sources(block, rows, below.seeds, group, "control")
     return rows
+
+
+def extreme_rows(value: Tensor, op: str, edges: RelationBlock, there: Presence | None) -> Tensor:
+    """Return an extreme where rows without an edge are infinite, as DGL reduces them, or 0 where it
+    sees a relation without any edge."""
+    empty = (edges.indptr.diff() == 0).to(value.device)
+    if not bool(empty.any()):
+        return value
+    filler = value.new_full((len(value),), EXTREMES[op])
+    if there is not None:
+        filler[there.of(edges)[0].to(value.device)] = 0
+    if not len(edges.indices):
+        value = value.detach()  # DGL's own backward pass would look for a source row
+    broadcast = (-1, *[1] * (value.dim() - 1))
+    return torch.where(empty.view(broadcast), filler.view(broadcast).expand_as(value), value)

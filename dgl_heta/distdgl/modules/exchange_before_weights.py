@@ -17,6 +17,7 @@ from torch import Tensor
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import graph_conv
 from dgl_heta.distdgl.modules.agreements import merge_dtype
+from dgl_heta.distdgl.modules.relation_call import check_sources
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import InEdges
 
@@ -87,6 +88,7 @@ def _aggregated_seeds(layer: Layer, relation: Relation, width: int, sources: Map
         if edges.relation != relation or relation.src not in sources:
             continue
         rows = sources[relation.src]
+        check_sources(block, relation.src, rows)
         in_edges = InEdges(edges.indptr.to(rows.device), edges.indices.to(rows.device))
         pieces.append(like.new_zeros(edges.start - end, width))
         pieces.append(graph_conv.aggregate(module, in_edges, rows))

@@ -38,7 +38,7 @@ from dgl_heta.distdgl.modules.group_merge import (
 )
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.modules.registered_convs import DGLS, Called
-from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall
+from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall, check_sources
 from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, shared_buffers
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.features.deferred import LazyRows
@@ -234,6 +234,7 @@ def _run_relations(call: _HeteroCall) -> None:
         if kind is None:
             others.setdefault(relation, number)
         else:
+            check_sources(call.layer.block, relation.src, one.source)
             fused[number] = kind, one
     _announce_own_rows(call)
     with shared_buffers(call.conv, call.layer, others):

@@ -137,14 +137,23 @@ class Outputs:
 
 
 def functions_of(layer: Layer, etype_dict: Mapping[Any, Any]) -> dict[Relation, Functions]:
-    """Return the functions of a script's dictionary, by relation in full."""
-    functions = {}
+    """Return the functions of a script's dictionary, by relation in full.
+
+    Raises
+    ------
+    HetaError
+        A relation is there twice, by its name and in full.
+    """
+    functions: dict[Relation, Functions] = {}
     for etype, given in etype_dict.items():
         values = tuple(given) if isinstance(given, tuple | list) else (given,)
         if len(values) not in (2, 3):
             raise DGLError(f"Invalid arguments for edge type \"{etype}\". Should be "
                            "(msg_func, reduce_func, [apply_node_func])")
-        functions[canonical(etype, layer.session.store.schema.relations)] = Functions(*values)
+        relation = canonical(etype, layer.session.store.schema.relations)
+        if relation in functions:  # plain DGL merges both
+            refuse("a relation named twice", relation=relation)
+        functions[relation] = Functions(*values)
     return functions
 
 

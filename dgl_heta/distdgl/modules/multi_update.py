@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import message_functions
-from dgl_heta.distdgl.modules.absent_relations import Presence, presence
+from dgl_heta.distdgl.modules.absent_relations import Presence, extreme_rows, presence
 from dgl_heta.distdgl.modules.agreements import known
 from dgl_heta.distdgl.modules.destination_states import all_destinations
 from dgl_heta.distdgl.modules.group_merge import layer_to_merge, merge_agreed, merge_scope
@@ -185,7 +185,7 @@ def _columns(call: _UpdateCall, graph: Any, edges: RelationBlock | None, own: Fu
         graph.dstdata[name] = column
     columns: dict[str, Tensor] = dict(core.message_passing(graph, own.message, own.reduce, None))
     if edges is not None and builtin(own.reduce) and own.reduce.name in EXTREMES:
-        columns = {name: _extreme(value, own.reduce.name, edges, call.there)
+        columns = {name: extreme_rows(value, own.reduce.name, edges, call.there)
                    for name, value in columns.items()}
     if own.apply is None:
         return columns
@@ -207,21 +207,6 @@ def _text(relation: Relation, error: Exception) -> str:
     return f"multi_update_all over {relation} failed: {type(error).__name__}: {error}"
 
 
-def _extreme(value: Tensor, op: str, edges: RelationBlock, there: Presence | None) -> Tensor:
-    """Return an extreme where rows without an edge are infinite, as DGL reduces them, or 0 where it
-    sees a relation without any edge."""
-    empty = (edges.indptr.diff() == 0).to(value.device)
-    if not bool(empty.any()):
-        return value
-    filler = value.new_full((len(value),), EXTREMES[op])
-    if there is not None:
-        filler[there.of(edges)[0].to(value.device)] = 0
-    if not len(edges.indices):
-        value = value.detach()  # DGL's own backward pass would look for a source row
-    broadcast = (-1, *[1] * (value.dim() - 1))
-    return torch.where(empty.view(broadcast), filler.view(broadcast).expand_as(value), value)
-
-
 def _note_absent(call: _UpdateCall, edges: RelationBlock, own: Functions) -> None:
     """Note which rows of the next part plain DGL leaves out, which must be so in all batches."""
     if call.there is None:
@@ -232,8 +217,8 @@ def _note_absent(call: _UpdateCall, edges: RelationBlock, own: Functions) -> Non
         return
     absent, torn = call.there.of(edges)
     if bool(torn.any()) or (not extreme and not by_function and bool(absent.any())):
-        refuse("a row of several batches with other relations", relation=edges.relation,
-               layer=call.layer.block.layer)
+        refuse("a row of several batches with other relations", operation="multi_update_all",
+               relation=edges.relation, layer=call.layer.block.layer)
     if by_function and bool(absent.any()):
         call.outputs.absent[len(call.outputs.parts)] = absent
 
@@ -248,7 +233,7 @@ def _fill(call: _UpdateCall) -> None:
         for name, shape, dtype in call.plan.fields.get(edges.relation, ()):
             value = torch.zeros(edges.num_rows, *shape, dtype=dtype, device=call.g.device)
             if builtin(reduce) and reduce.name in EXTREMES:
-                value = _extreme(value, reduce.name, edges, presence(call.layer))
+                value = extreme_rows(value, reduce.name, edges, presence(call.layer))
             columns[name] = value
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dgl.base import DGLError
 from torch import Tensor
 
 from dgl_heta.nn.row_parts import Part
-from dgl_heta.sampling.blocks import InEdges, RelationBlock
+from dgl_heta.sampling.blocks import Block, InEdges, RelationBlock
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,21 @@ class RelationCall:
         """Return the edges on the device of the source rows."""
         device = self.source.device
         return InEdges(self.edges.indptr.to(device), self.edges.indices.to(device))
+
+
+def check_sources(block: Block, ntype: str, rows: Tensor) -> None:
+    """Check the rows of a source type as plain DGL does where a module puts them on its graph.
+
+    Raises
+    ------
+    DGLError
+        There are more of them than source nodes, or fewer.
+    """
+    sources = block.num_src.get(ntype, 0)
+    if len(rows) != sources:
+        raise DGLError(
+            f"HeteroGraphConv is given {len(rows)} rows of '{ntype}' for a block with {sources} "
+            f"source nodes of that type; give a row for each (block.srcnodes['{ntype}'])")
 
 
 class FusedConvolution(Protocol):

@@ -97,8 +97,7 @@ class _Buffers:
     Attributes
     ----------
     modules : relations whose modules have buffers.
-    common : (module, buffer's name) that several relations' modules have, but for running
-        statistics of batch norms.
+    common : (module, buffer's name) that several relations' modules have.
     """
 
     modules: list[tuple[Relation, nn.Module]]
@@ -151,8 +150,7 @@ def _buffers_of(conv: Any, layer: Layer) -> _Buffers | None:
             if any(True for _ in module.buffers()):
                 modules.append((relation, module))
             users.update((part, name) for part in module.modules() for name, _ in
-                         part.named_buffers(recurse=False)
-                         if not isinstance(part, nn.modules.batchnorm._NormBase))
+                         part.named_buffers(recurse=False))
         known[conv] = _Buffers(modules, [buffer for buffer, n in users.items() if n > 1])
     return known[conv] if known[conv].modules else None
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds, edge_rows, of_edges
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.blocks.relation_graph import RelationGraph
+from dgl_heta.distdgl.modules.absent_relations import extreme_rows, presence
 from dgl_heta.distdgl.modules.agreements import DTYPES, described, digest
 from dgl_heta.distdgl.modules.destination_states import all_destinations
 from dgl_heta.distdgl.modules.group_merge import merge_agreed, merge_scope
@@ -88,7 +89,7 @@ class SliceCall:
 
 
 @contextmanager
-def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = ""
+def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = "", told: bool = False
           ) -> Iterator[SliceCall]:
     """Let a call on a slice run in the body, which all trainers of the group make.
 
@@ -97,6 +98,7 @@ def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = ""
     operation : what is called.
     read : what it reads of nodes.
     functions : a description of functions that are called alike on all trainers.
+    told : whether trainers tell each other more than rows, so that they agree wherever they are.
 
     Raises
     ------
@@ -108,7 +110,7 @@ def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = ""
     of_ends = [{ntype: [x for key, x in read.items() if key[0] == end]}
                for end, ntype in (("u", relation.src), ("v", relation.dst))]
     with merge_scope(layer, of_ends) as tell_merged:
-        if layer.exchanges(relation.dst):
+        if told or layer.exchanges(relation.dst):
             columns = described({str(key): x for key, x in read.items()})
             _agree(layer, [operation, functions, layer.block.layer, list(relation), columns])
         yield SliceCall(g, layer, relation, tell_merged)
@@ -141,26 +143,48 @@ def is_slice(g: Any) -> bool:
 
 def update_all(g: RafBlock, message: Any, reduce: Any, apply: Any = None) -> None:
     """Run `DGLGraph.update_all` on a slice."""
-    # Collectives: the destinations' columns; the form of what a script's own functions give; then
-    # each output field, by name.
+    # Collectives: the destinations' columns; the form of what a script's own functions give; what
+    # an apply function sees where there is no maximum or minimum; then each output field, by name.
     functions = Functions(message, reduce)
     columns = _read(g, functions)
-    with _call(g, "update_all", columns, functions.describe()) as call:
+    extreme = reduce.name if builtin(reduce) and reduce.name in EXTREMES else None
+    applied = extreme is not None and apply is not None
+    with _call(g, "update_all", columns, functions.describe() + "/applied" * applied,
+               applied) as call:
         edges, graph = call.graph(columns)
         if len(edges.indices) or not functions.own:
             fields = dict(core.message_passing(graph, message, reduce, None))
         else:
             fields = _zeros(graph, functions)
-        if builtin(reduce) and reduce.name in EXTREMES:  # as DGL does
-            fields = {name: x.masked_fill(torch.isinf(x), 0) for name, x in fields.items()}
         if functions.own and call.layer.exchanges(call.relation.dst):
             fields = _agreed_fields(call, edges, fields)
+        if extreme is not None:
+            fields = _extremes_to_apply_to(call, edges, fields, extreme) if applied else {
+                name: _without_infinity(x) for name, x in fields.items()}
         fields = {name: call.merged(edges, fields[name]) for name in sorted(fields)}
     if apply is not None:
         fields = dict(core.invoke_node_udf(
             g, ALL, g.dsttypes[0], apply, ndata={**dict(g.dstdata.items()), **fields},
             orig_nid=g.dstdata.get(dgl.NID)))
+        if applied and fields:  # as DGL does, of the first alone
+            first = next(iter(fields))
+            fields[first] = _without_infinity(fields[first])
     g.dstdata.update(fields)
+
+
+def _without_infinity(rows: Tensor) -> Tensor:
+    return rows.masked_fill(torch.isinf(rows), 0)
+
+
+def _extremes_to_apply_to(call: SliceCall, edges: RelationBlock, fields: dict[str, Tensor], op: str
+                          ) -> dict[str, Tensor]:
+    """Return extremes as DGL gives them to an apply function: infinite in rows without an edge, but
+    0 where a trainer's batch has no edge at all."""
+    there = presence(call.layer)  # collective, once a block
+    if edges.num_rows and bool(there.of(edges)[1].any()):
+        refuse("a row of several batches with other relations", operation="update_all",
+               relation=call.relation, layer=call.layer.block.layer)
+    return {name: extreme_rows(x, op, edges, there) for name, x in fields.items()}
 
 
 def _read(g: RafBlock, functions: Functions) -> NodeColumns:

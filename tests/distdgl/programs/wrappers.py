@@ -106,6 +106,15 @@ def normed_in_common(t: Trainer) -> None:
     train(t, model, 3)
 
 
+def batch_normed_in_common(t: Trainer) -> None:
+    """One batch norm for all relations, whose running statistics change with each call."""
+    norm, model = nn.BatchNorm1d(HIDDEN), _graph(t)
+    model.layers[0] = HeteroGraphConv({
+        e: GraphConv(HIDDEN, HIDDEN, norm="right", activation=norm) for _, e, _ in t.facts.etypes
+    }, "sum")
+    train(t, model, 3)
+
+
 def kept_in_common(t: Trainer) -> None:
     """One module for all relations, with a buffer that stays as it is."""
     one = GraphConv(HIDDEN, HIDDEN, norm="right", bias=False)
