@@ -29,6 +29,10 @@ class GradientAverage:
     It learns whose a parameter is from the gradients of earlier steps. A worker that gets a
     gradient of what was another's says so in the step itself, so nothing is left out.
 
+    Parameters
+    ----------
+    in_place : whether averages are written into gradients that are there, see :func:`give`.
+
     Attributes
     ----------
     owners : per parameter the worker that alone has had a gradient of it, or NOBODY or SEVERAL so
@@ -36,8 +40,9 @@ class GradientAverage:
         from the owners: with those of an earlier step, the next one is equal to the last bit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool = False) -> None:
         self.owners: list[int] = []
+        self._in_place = in_place
 
     def __call__(self, parameters: Iterable[nn.Parameter], world: Comm) -> None:
         """Average in place. A parameter that no worker used keeps no gradient.
@@ -103,25 +108,27 @@ class GradientAverage:
                 continue
             start, reached[owner] = reached[owner], reached[owner] + param.numel()
             if used == [owner]:
-                param.grad = pieces[owner][start:reached[owner]].view_as(param).to(param.dtype)
+                give(param, pieces[owner][start:reached[owner]].view_as(param), self._in_place)
         return users
 
-    @staticmethod
-    def _reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
+    def _reduce(self, params: Sequence[nn.Parameter], world: Comm) -> None:
         if not params:
             return
         flat = torch.cat([_flat(p) for p in params])  # of the dtype that all of them promote to
-        _spread(params, world.all_reduce(flat, cause="gradients") / world.size)
+        self._spread(params, world.all_reduce(flat, cause="gradients") / world.size)
 
-    @staticmethod
-    def _all_reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
+    def _all_reduce(self, params: Sequence[nn.Parameter], world: Comm) -> None:
         """All at once, with who has which."""
         flat = world.all_reduce(torch.cat([*map(_flat, params), _flags(params)]),
                                 cause="gradients")
-        _spread(params, flat[:-len(params)] / world.size)
+        self._spread(params, flat[:-len(params)] / world.size)
         for param, count in zip(params, flat[-len(params):].tolist()):
             if not count:
                 param.grad = None
+
+    def _spread(self, params: Sequence[nn.Parameter], flat: Tensor) -> None:
+        for param, piece in zip(params, flat.split([p.numel() for p in params])):
+            give(param, piece.view_as(param), self._in_place)
 
 
 def _flags(params: Sequence[nn.Parameter]) -> Tensor:
@@ -136,9 +143,16 @@ def _flat(param: nn.Parameter) -> Tensor:
     return param.grad.reshape(-1) if param.grad is not None else param.new_zeros(param.numel())
 
 
-def _spread(params: Sequence[nn.Parameter], flat: Tensor) -> None:
-    for param, piece in zip(params, flat.split([p.numel() for p in params])):
-        param.grad = piece.view_as(param).to(param.dtype)
+def give(param: Tensor, average: Tensor, in_place: bool) -> None:
+    """Let a parameter have an average for its gradient, in the memory of the gradient that is there
+    if `in_place`, as DistributedDataParallel does: a script may have made gradients views of one
+    tensor, which it clips and zeroes as a whole."""
+    grad = param.grad
+    if in_place and grad is not None and grad.layout == average.layout == torch.strided and (
+            not grad.requires_grad):  # as with create_graph
+        grad.copy_(average)
+    else:
+        param.grad = average.to(param.dtype)
 
 
 def _dtype(params: Sequence[nn.Parameter]) -> torch.dtype:
@@ -146,8 +160,9 @@ def _dtype(params: Sequence[nn.Parameter]) -> torch.dtype:
     return functools.reduce(torch.promote_types, (p.dtype for p in params))
 
 
-def average_rows(table: Tensor, world: Comm) -> None:
-    """Average the gradient of an embedding over all workers; only rows that have one move."""
+def average_rows(table: Tensor, world: Comm, in_place: bool = False) -> None:
+    """Average the gradient of an embedding over all workers; only rows that have one move. With
+    `in_place` as of :func:`give`."""
     if world.size == 1:
         return
     grad = table.grad
@@ -165,7 +180,7 @@ def average_rows(table: Tensor, world: Comm) -> None:
     if sparse:
         table.grad = torch.sparse_coo_tensor(ids[None], values, table.shape).coalesce()
     else:
-        table.grad = torch.zeros_like(table).index_add_(0, ids, values)
+        give(table, torch.zeros_like(table).index_add_(0, ids, values), in_place)
 
 
 def _rows(table: Tensor, grad: Tensor | None) -> tuple[Tensor, Tensor]:

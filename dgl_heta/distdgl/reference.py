@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradient_average import average_rows
+from dgl_heta.comm.gradient_average import average_rows, give
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.planning.plan import Plan
@@ -64,11 +64,11 @@ class PlainAverage(WrappedModule):
         used = self._world.all_reduce(has, cause="gradients").tolist()
         for param, (trainers, sparse) in zip(params, used):
             if sparse:
-                average_rows(param, self._world)
+                average_rows(param, self._world, in_place=True)
             elif trainers:
                 grad = param.grad if param.grad is not None else torch.zeros_like(param)
                 total: Tensor = self._world.all_reduce(grad, cause="gradients")
-                param.grad = total / self._world.size
+                give(param, total / self._world.size, in_place=True)
 
 
 def plain_settings(settings: Settings) -> Settings:

@@ -602,6 +602,13 @@ TRAINING: dict[str, Refusal] = {
         "not averaged over the trainers; {remedy}",
         "add the losses up and call backward once, or run both inside no_sync and average yourself",
         "distdgl/test_programs.py::test_a_second_backward_pass_that_nobody_averages_is_refused"),
+    "a backward pass that failed": Refusal(
+        "going on after a backward pass of a wrapped module that failed, as in `try: "
+        "loss.backward()`", "the wrapped module is called",
+        "the backward pass before this forward pass failed, so trainers do not know whose "
+        "gradients are whole; {remedy}",
+        "let the script end, and begin it anew from its last checkpoint",
+        "distdgl/test_wrappers.py::test_a_backward_pass_that_failed_is_not_forgotten"),
     "look at a gradient inside a model": Refusal(
         "`register_hook` and `retain_grad` on tensors inside a model", "a backward pass runs",
         "{call} on a tensor inside a model would see this machine's part of its gradient alone; "

@@ -285,6 +285,8 @@ class WrapContext:
     tables : parameters of which rows move alone, because a step touches few of them
         (`nn.Embedding` in scripts).
     replicas : whether each worker trains `tables` for itself (`train.learnable = replica`).
+    in_place : whether an average is to be written into the gradient that is there, of which a
+        script may have views.
     """
 
     world: Comm
@@ -292,6 +294,7 @@ class WrapContext:
     owned: Callable[[], int]
     tables: tuple[nn.Parameter, ...] = ()
     replicas: bool = False
+    in_place: bool = False
 
 
 class WrappedModule:

@@ -8,12 +8,13 @@ whole graph. Both average the gradients of dense parameters over all workers.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradient_average import GradientAverage, average_rows
+from dgl_heta.comm.gradient_average import GradientAverage, average_rows, give
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.nn.cross import CrossRelation
@@ -28,11 +29,12 @@ class GradientSync(WrappedModule):
 
     def __init__(self, module: nn.Module, context: WrapContext) -> None:
         super().__init__(module)
-        self._context, self._average = context, GradientAverage()
+        self._context, self._average = context, GradientAverage(context.in_place)
         # Tables of embeddings are averaged by their rows: as dense parameters all of a table would
         # move.
         alone = {id(table) for table in context.tables}
         self._dense = [p for p in module.parameters() if id(p) not in alone]
+        self._replicas = [_Replica(table, context) for table in context.tables if context.replicas]
 
     def state(self) -> dict[str, Tensor]:
         return {"owners": torch.tensor(self._average.owners, dtype=torch.int64)}
@@ -43,14 +45,49 @@ class GradientSync(WrappedModule):
     def after_backward(self) -> None:
         world = self._context.world
         self._average(self._dense, world)
-        for table in self._context.tables:
-            if not self._context.replicas:
-                average_rows(table, world)
-            elif table.grad is not None:
-                # Each worker has its own copy and its own gradient; still all are divided by the
-                # same number, as with one owner per row, so that learning rates mean the same in
-                # both modes.
-                table.grad = table.grad / world.size
+        for replica in self._replicas:
+            replica.divide()
+        if not self._context.replicas:
+            for table in self._context.tables:
+                average_rows(table, world, self._context.in_place)
+
+
+class _Replica:
+    """A table of which each worker has its own copy, and its own gradient.
+
+    Still the gradient is divided by the number of workers, as with one owner per row, so that
+    learning rates mean the same in both modes. It is divided once: where a script accumulates
+    gradients, what earlier passes have left is multiplied again before another one adds to it.
+    """
+
+    def __init__(self, table: nn.Parameter, context: WrapContext) -> None:
+        self._table, self._context = table, context
+        self._added = self._divided = False
+        with torch.enable_grad():
+            view: Any = table.expand_as(table)
+        # Nothing else keeps the function that accumulates; it runs in no pass that asks for
+        # gradients (autograd.grad), in which hooks of a tensor do.
+        self._accumulates = view.grad_fn.next_functions[0][0]
+        self._accumulates.register_prehook(self._before)
+
+        def add(_: Tensor) -> None:
+            self._added = True
+
+        add.dgl_heta = True  # type: ignore[attr-defined]
+        table.register_post_accumulate_grad_hook(add)
+
+    def _before(self, _: Any) -> None:
+        """A pass is about to add to the gradient."""
+        if self._divided and self._table.grad is not None:
+            give(self._table, self._table.grad * self._context.world.size, self._context.in_place)
+        self._divided = False
+
+    def divide(self) -> None:
+        """Divide the gradient, unless it is as an earlier pass has left it."""
+        if self._added and self._table.grad is not None:
+            give(self._table, self._table.grad / self._context.world.size, self._context.in_place)
+            self._divided = True
+        self._added = False
 
 
 class Raf(ModuleWrapper):

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.gradient_average import GradientAverage
+from dgl_heta.comm.gradient_average import GradientAverage, average_rows
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import WrapContext
 from dgl_heta.raf.wrapper import GradientSync
@@ -111,3 +111,22 @@ def test_a_gradient_of_one_worker_costs_half(runs: list[dict[str, list]]) -> Non
     sent = {name: sum(run[name][-1][1] for run in runs) for name in RUNS}
     assert sent["all"] == pytest.approx(2 * (WORKERS - 1) * (total + flags), abs=8 * WORKERS)
     assert sent["one"] == (WORKERS - 1) * (total + WORKERS * flags)
+
+
+def test_gradients_stay_where_a_script_has_views_of_them() -> None:
+    """By all-gathers, all-reduces and rows; those of one worker, too."""
+    def work(comm: ThreadComm) -> None:
+        whole = torch.zeros(6)
+        *dense, table = (nn.Parameter(torch.zeros(2, 1)) for _ in range(3))
+        average = GradientAverage(in_place=True)
+        for _ in range(2):  # in the second step it is known who alone has a gradient
+            for param, piece in zip((*dense, table), whole.split(2)):
+                param.grad = piece.view(2, 1)
+            dense[0].grad = dense[0].grad if comm.rank == 1 else None
+            whole.fill_(comm.rank)
+            average(dense, comm)
+            average_rows(table, comm, in_place=True)
+            alone = 1 / 3 if comm.rank == 1 else float(comm.rank)
+            torch.testing.assert_close(whole, torch.tensor([alone, alone, 1, 1, 1, 1]))
+
+    together(3, work)

@@ -14,12 +14,13 @@ from dgl_heta.distdgl.training import parallel
 from dgl_heta.errors import InputError
 from tests.support.programs import SHAPES, dealt, differences, run
 
-HERE = "tests.distdgl.programs.wrappers"
+HERE, WRAPPED = "tests.distdgl.programs.wrappers", "tests.distdgl.programs.wrapped"
 EXACT = [f"{HERE}:{name}" for name in (
     "options {}", 'options {"broadcast_buffers": false, "gradient_as_bucket_view": true}',
     'options {"process_group": true, "bucket_cap_mb": 1}', "in_join {}",
     'in_join {"throw_on_early_termination": true}', 'accumulated "no_sync"',
     'accumulated "forward in no_sync"', 'accumulated "attribute"', 'communication "all-reduce"')]
+EXACT += [f"{WRAPPED}:{name}" for name in ("centred", "flat", "checkpointed")]
 REFUSED = {f"{HERE}:{name}": text for name, text in {
     'whole_options {"part": true}': "with a process_group of some trainers",
     'whole_options {"ignored": true}': "with parameters to ignore",
@@ -51,3 +52,34 @@ def test_a_module_that_was_wrapped_too_early_is_named() -> None:
         parallel.check_no_plain_module()
     del module
     parallel.check_no_plain_module()
+
+
+def test_passes_of_checkpoints_are_parts_of_a_backward_pass_with_ddp_too(tmp_path) -> None:
+    assert differences([f"{WRAPPED}:checkpointed"], 2, 1, tmp_path,
+                       settings=["train.wrapper=ddp"]) == {}
+
+
+def test_running_statistics_of_a_type_are_of_a_trainer_that_has_rows_of_it(tmp_path) -> None:
+    (each,) = run([f"{WRAPPED}:normed"], 3, 1, tmp_path, raf=True).values()
+    assert [one.error for one in each] == [None] * 3
+    first = each[0].arrays
+    without = [kind for number, kind in enumerate(("author", "field", "institution", "paper"))
+               if first["rows"][number] == 0]
+    assert without
+    for one in each:
+        for kind in without:
+            mean, variance = one.arrays[f"statistics of {kind}"]
+            assert mean.any()
+            assert (variance != 1).all()
+            assert (one.arrays[f"statistics of {kind}"] == first[f"statistics of {kind}"]).all()
+
+
+def test_copies_of_tables_accumulate_gradients_and_other_tables_are_averaged(tmp_path) -> None:
+    (each,) = run([f"{WRAPPED}:replicas"], 3, 1, tmp_path, raf=True,
+                  settings=["train.learnable=replica"]).values()
+    assert [one.error for one in each] == [None] * 3
+
+
+def test_a_backward_pass_that_failed_is_not_forgotten(tmp_path) -> None:
+    for one in run([f"{WRAPPED}:failed"], 2, 1, tmp_path, raf=True)[f"{WRAPPED}:failed"]:
+        assert "the backward pass before this forward pass failed" in str(one.error)

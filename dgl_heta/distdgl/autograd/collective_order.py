@@ -140,7 +140,11 @@ class CollectiveOrder(NotedLinks):
                  grad_variables: Any = None, inputs: Any = None) -> None:
         """Run `torch.autograd.backward`, on all trainers through the same exchanges."""
         if self._running or self.group.size == 1 or grad_variables is not None:
-            original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            given = {id(p) for p in self._empty if p.grad is not None}
+            with BackwardEnd.whole_pass():
+                original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            # To what a checkpoint's pass has given gradients no walk from the roots comes.
+            self._empty = [p for p in self._empty if p.grad is None or id(p) in given]
             return
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         grads = _gradients_of(roots, grad_tensors)
@@ -158,10 +162,12 @@ class CollectiveOrder(NotedLinks):
             if inputs is not None:  # what is not on the way to them would not run
                 inputs = [*([inputs] if isinstance(inputs, Tensor) else inputs),
                           *(chain.tokens[0] for chain, _ in self._open.values() if chain.tokens)]
-            original(roots, grads, retain_graph, create_graph, None, inputs)
+            with BackwardEnd.whole_pass():
+                original(roots, grads, retain_graph, create_graph, None, inputs)
         finally:
             self._running = self._retain = False
-            self.roots, self._empty = [], []
+            # A pass that failed ran through chains, too; the next one is not to end for them.
+            self.roots, self._empty, self._ran = [], [], set()
 
     def grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Run `torch.autograd.grad`: of what lies above all exchanges, and of parameters.

@@ -22,6 +22,7 @@ from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
 from dgl_heta.nn.gradient_hub import check_views
+from dgl_heta.raf.backward_end import BackwardEnd
 from dgl_heta.system.patching import patch_all
 
 
@@ -29,7 +30,8 @@ def _backward(original: Any) -> Any:
     def backward(*args: Any, **kwargs: Any) -> None:
         session = current()
         if session is None:
-            original(*args, **kwargs)
+            with BackwardEnd.whole_pass():  # for wrappers on parts that DGL made
+                original(*args, **kwargs)
         else:
             inputs = kwargs.get("inputs")
             check_views(() if inputs is None else [inputs] if isinstance(inputs, Tensor) else

@@ -8,13 +8,14 @@ DistributedDataParallel stays as it is.
 Who divides a gradient: nobody before the end of the backward pass. Each trainer accumulates its
 part there, of the losses of all trainers of its group; `after_backward` sums and divides by the
 number of trainers, once, as DistributedDataParallel's average would be. So there is no reducer, no
-bucket, and no hook that fires before. A backward pass ends in the hook that :class:`BackwardEnd`
-puts on PyTorch's engine, after every parameter's gradient was accumulated.
+bucket, and no hook that fires before. :class:`BackwardEnd` tells when a backward pass has ended
+(those of reentrant checkpoints are inside of it) and every parameter's gradient was accumulated.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,7 @@ from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import selected, state_of, wrapper_for_any_graph
 from dgl_heta.distdgl.training import ddp_options, ending
+from dgl_heta.distdgl.training.buffers import Buffers
 from dgl_heta.distdgl.training.ddp_options import on_device, on_wrapped, take_options
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
@@ -52,24 +54,32 @@ class Parallel:
     backward : tells when a backward pass has ended.
     buffers : whether all have the buffers of trainer 0 when a pass after a training one begins, as
         with `broadcast_buffers`.
+    counts : the numbers of nodes of the graph's types, where they are known.
     """
 
     def __init__(self, module: nn.Module, wrapper: ModuleWrapper, world: Comm, group: Comm,
-                 backward: BackwardEnd, buffers: bool = True) -> None:
-        self.module, self._world = module, world
+                 backward: BackwardEnd, buffers: bool = True,
+                 counts: Collection[int] | None = None) -> None:
+        self.module, self._world, self._backward = module, world, backward
+        self._together = world.size > 1 and not wrapper.uneven_steps
         self._ran = False
         self._trained = True
+        replicas = selected().train.learnable == "replica"
+        # A replica is of nodes. Other tables (classes, a decoder's relations) are no reason for
+        # trainers to differ, and are averaged.
         tables = {id(m.weight): m.weight for m in module.modules()
-                  if isinstance(m, nn.Embedding) and m.weight.requires_grad}
+                  if isinstance(m, nn.Embedding) and m.weight.requires_grad
+                  and not (replicas and counts is not None and len(m.weight) not in counts)}
         epochs = state_of(Epochs)
         # Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does.
         for state in [*module.parameters(), *(module.buffers() if buffers else ())]:
             _copy_from_first(world, state.data)
         self.wrapped = wrapper.wrap(module, WrapContext(
             world, group, lambda: epochs.seeds, tuple(tables.values()),  # type: ignore[arg-type]
-            selected().train.learnable == "replica"))
+            replicas, in_place=True))
         # Buffers of workers that step apart would be of different steps.
-        self._buffers = list(module.buffers()) if buffers and not wrapper.uneven_steps else []
+        self._buffers = Buffers(module, world, group.size > 1) if (
+            buffers and not wrapper.uneven_steps) else None
         backward.watch(p for p in module.parameters() if p.requires_grad)
         backward.actions.append(self.end_backward)
         epochs.add(module, self.wrapped.epoch_ended)
@@ -77,12 +87,19 @@ class Parallel:
 
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
-        """Return the module's output; gradients are averaged if this was to `synchronize`."""
+        """Return the module's output; gradients are averaged if this was to `synchronize`.
+
+        Raises
+        ------
+        HetaError
+            Gradients are to be averaged of which some were, and the pass then failed.
+        """
         trains = torch.is_grad_enabled() and synchronize
+        if trains and self._ran and self._backward.failed and self._together:
+            refuse("a backward pass that failed")
         self._ran = self._ran or trains
-        if self._trained:
-            for buffer in self._buffers:
-                _copy_from_first(self._world, buffer.data)
+        if self._trained and self._buffers is not None:
+            self._buffers.send()
         self._trained = trains
         return self.wrapped(*inputs, **kwargs)
 
@@ -118,7 +135,7 @@ class RafParallel(Parallel):
         self._averaged: set[int] = set()
         self._fired = self._fired_in_pass = False
         super().__init__(module, session.wrapper, session.world, session.group, session.backward,
-                         buffers)
+                         buffers, session.store.schema.node_counts.values())
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
