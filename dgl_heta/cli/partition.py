@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -156,18 +157,23 @@ def _destination(graph: str, to: str) -> Path:
     from dgl_heta.system.remote_files import file_path, is_remote
 
     directory = file_path(to)
-    if not is_remote(to) and Path(graph).exists() and Path(graph).resolve().is_relative_to(
-            directory.resolve()):
+    # A path may have an option after it, as in PARTS/mag.json:ids=parts, and colons of its own.
+    paths = [graph, *(graph[:colon.start()] for colon in re.finditer(":", graph))]
+    if not is_remote(to) and any(Path(path).exists() and Path(path).resolve().is_relative_to(
+            directory.resolve()) for path in paths if path):
         raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
                          "another directory for the partition")
     return directory
 
 
 def _check_method(method: str, ours: bool, staged: Path | None, directory: Path) -> None:
-    """Refuse what only partitions of whole relations (`ours`) can be asked for."""
+    """Refuse what only partitions of whole relations (`ours`) can be asked for, and a URL to stage
+    to."""
     from dgl_heta.launch.scheduler import check_alone
-    from dgl_heta.system.remote_files import RemotePath
+    from dgl_heta.system.remote_files import RemotePath, check_on_disk
 
+    if staged is not None:
+        check_on_disk(staged, "--stage")
     if ours:
         return
     if staged is not None:

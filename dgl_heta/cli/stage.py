@@ -78,7 +78,9 @@ def stage(
     All files are compared with the checksums of the partition before the directory appears.
     """
     from dgl_heta.partition.staging import opened_partition
+    from dgl_heta.system.remote_files import check_on_disk
 
+    check_on_disk(to, "--to")
     with opened_partition(partition) as opened:
         each = _planned(opened, to, machines, part, also or [])
         if not dry_run:

@@ -30,6 +30,7 @@ from dgl_heta.partition.request import PartitionResult, make_request
 from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
 from dgl_heta.settings import Origin, load_settings
 from dgl_heta.system.patching import plain
+from dgl_heta.system.remote_files import check_on_disk
 
 DGL_METHODS = ("metis", "random")
 
@@ -245,6 +246,7 @@ def _check_texts(graph_name: Any, part_method: Any, out_path: Any) -> None:
             raise InputError(f"{name} is {shown(text)}; it must be a text")
     if not isinstance(out_path, str | os.PathLike):
         raise InputError(f"out_path is {shown(out_path)}; it must be the path of a directory")
+    check_on_disk(os.fspath(out_path), "out_path")
 
 
 def _configured(overrides: Iterable[str]) -> Plugins:

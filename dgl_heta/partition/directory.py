@@ -17,15 +17,14 @@ from pathlib import Path
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
-from dgl_heta.partition.part_config import PLAN_FILE, PROFILES_DIR, config_name, part_config
+from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
 from dgl_heta.partition.uploading import uploaded_directory
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.builders import ALONE, Builders
-from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.source_checks import check_source
-from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import plan_sum
+from dgl_heta.store.store_files import PROFILES_DIR, is_profile, others_in_store
 from dgl_heta.store.writer import Progress, fill_store
 from dgl_heta.system.atomic_files import failures_told, new_directory
 from dgl_heta.system.remote_files import RemotePath, file_path
@@ -126,12 +125,9 @@ def others_in(directory: Path) -> Iterator[Path]:
     store = directory / STORE_DIR
     for path in directory.iterdir():
         if path == store and not path.is_symlink() and Store.is_store(path):
-            yield from (file for file in path.rglob("*") if not file.is_dir()
-                        and file.suffix != ".npy"
-                        and file not in (path / MANIFEST_FILE, path / STAGED_FILE))
+            yield from others_in_store(path)
         elif path.name == PROFILES_DIR and path.is_dir() and not path.is_symlink():
-            yield from (file for file in path.iterdir() if not (
-                file.match("visits-*.safetensors") or file.match("penalties-*.json")))
+            yield from (file for file in path.iterdir() if not is_profile(file))
         elif not (path.is_file() and (path.match("owner-*.npy") or path.name == PLAN_FILE
                                       or (path.suffix == ".json" and is_part_config(path)))):
             yield path

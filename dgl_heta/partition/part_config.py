@@ -13,8 +13,6 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.store.writer import safe_name
 
 PLAN_FILE = "plan.json"
-PROFILES_DIR = "profiles"
-"""Of the cache, beside the plan; losing them costs their time."""
 
 
 def config_name(graph_name: str) -> str:

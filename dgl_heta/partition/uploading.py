@@ -113,17 +113,19 @@ class _Mark:
 
     def _ours(self, names: set[str]) -> set[str]:
         """Those of the names that a partition there has, or may have where it was not finished."""
-        if WRITING in names:
-            return {WRITING, *filter(_OURS.fullmatch, names)}
         manifest, plan = (self._json(name) for name in ("store/manifest.json", self._last))
-        if not (manifest.get("format") == FORMAT and str(plan.get("format", "")).startswith(
-                "dgl-heta-")):
+        stored, planned = (manifest.get("format") == FORMAT,
+                           str(plan.get("format", "")).startswith("dgl-heta-"))
+        if WRITING not in names and not (stored and planned):
             return set()
-        files = {f"store/{file}" for file in _files(manifest)}
+        # Of what a killed command left any file may be missing, the manifest and the plan, too.
+        files = {f"store/{file}" for file in _files(manifest)} if stored else {
+            name for name in names if name.startswith("store/") and name.endswith(".npy")
+            and _OURS.fullmatch(name)}
         beside = {name for name in names if "/" not in name and _OURS.fullmatch(name) and (
-            name.endswith(".npy") or name == self._last or "dgl_heta_plan" in self._json(name).get(
-                "part-0", {}))}
-        return {*files, *beside, "store/manifest.json"}
+            name.endswith(".npy") or (planned if name == self._last else
+                                      "dgl_heta_plan" in self._json(name).get("part-0", {})))}
+        return {*files, *beside, WRITING, *(["store/manifest.json"] if stored else [])}
 
     def _json(self, name: str) -> dict[str, Any]:
         try:

@@ -13,10 +13,27 @@ import numpy as np
 from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest
+from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import Staged, pieces_sum
 from dgl_heta.store.structure import Finite, Rule, rule_of
 
+PROFILES_DIR = "profiles"
+"""Of the cache, beside a plan or in a store; losing them costs their time."""
 _BLOCK = 2**22  # bytes
+
+
+def others_in_store(directory: Path) -> Iterator[Path]:
+    """The files in a store, staged or not, that dgl-heta does not write there."""
+    for file in directory.rglob("*"):
+        ours = (file.suffix == ".npy" or file in (directory / FILE_NAME, directory / STAGED_FILE)
+                or (file.parent == directory / PROFILES_DIR and is_profile(file)))
+        if not (ours or file.is_dir()):
+            yield file
+
+
+def is_profile(file: Path) -> bool:
+    """Return whether a file in a directory of profiles is called as one."""
+    return file.match("visits-*.safetensors") or file.match("penalties-*.json")
 
 
 class StoreFiles:

@@ -25,6 +25,7 @@ from dgl_heta.store.csc import Pieces, TimesOf, count_in_degrees, index_dtype, s
 from dgl_heta.store.encoding import EncodedRows, encoded
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.store.source_checks import check_source
+from dgl_heta.store.store_files import others_in_store
 from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.disk import forget, npy_header, row_starts
 
@@ -48,8 +49,8 @@ def write_store(
 
     Parameters
     ----------
-    overwrite : replace an existing store (and nothing but a store), which stays as it is
-        until the new one is complete.
+    overwrite : replace an existing store (and nothing but a store, or an empty directory), which
+        stays as it is until the new one is complete.
     memory_mb : memory for edges. A relation larger than this is sorted in pieces on disk, and
         the in-edges of a node, too; counts of nodes are mapped from there.
     edge_ids : keep for every edge its position in the source.
@@ -62,7 +63,8 @@ def write_store(
         The disk is full or cannot be written.
     """
     check_source(source, encodes=True)
-    with new_directory(Path(out), overwrite=overwrite, kind=FILE_NAME) as directory:
+    with new_directory(Path(out), overwrite=overwrite, kind=FILE_NAME,
+                       others=others_in_store) as directory:
         return fill_store(source, directory, memory_mb=memory_mb, edge_ids=edge_ids,
                           progress=progress)
 

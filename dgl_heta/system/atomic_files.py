@@ -14,6 +14,7 @@ from pathlib import Path
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.system.disk import is_full, sync_directory, sync_file, sync_tree
 from dgl_heta.system.leftovers import clear, temporary_name
+from dgl_heta.system.remote_files import check_on_disk
 from dgl_heta.system.signals import leave_on_signals
 
 
@@ -25,7 +26,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
     An existing `out` is an error; with `overwrite` it is replaced, provided that it is a
     directory of ours: a file in it that is named like `kind` says so. With `others`, which
     yields what in a directory is somebody else's, nothing of that may be there, and an empty
-    directory is replaced, too.
+    directory is replaced, too. It is looked at again at the end, which may be hours later.
     """
     shown = out
     temporary: Path | None = None
@@ -51,6 +52,8 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
             with failures_told(temporary, shown, out):
                 yield temporary
                 sync_tree(temporary)
+                if replace:
+                    replace = _replaceable(out, shown, overwrite, kind, others)
                 _put_in_place(temporary, out, shown, replace)
                 sync_directory(out.parent)
         finally:
@@ -102,6 +105,7 @@ def check_replaceable(out: Path, *, overwrite: bool, kind: str,
 
 def _located(out: Path) -> Path:
     """The absolute path, symbolic links before the last name resolved (`.` has no last name)."""
+    check_on_disk(out, "the directory to write")
     if out.name in ("", ".."):
         return Path(os.path.realpath(out))
     return Path(os.path.realpath(out.parent)) / out.name

@@ -231,6 +231,19 @@ def is_remote(text: str) -> bool:
     return bool(slashes) and ":" not in scheme
 
 
+def check_on_disk(path: str | os.PathLike[str], what: str) -> None:
+    """Check that a directory that is written on this machine is named by a path.
+
+    Raises
+    ------
+    InputError
+        It is a URL, of whose slashes pathlib may have left one: it would name a directory here.
+    """
+    if re.match(r"[a-z0-9+]+:/", str(path)):
+        raise InputError(f"{what} is {re.sub(':/+', '://', str(path), count=1)}, a URL; this is "
+                         "written on a disk: name a directory, and copy it from there")
+
+
 def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
     """The bytes of a file from `start` on."""
     with path.open("rb") as file:

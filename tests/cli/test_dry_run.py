@@ -72,6 +72,27 @@ def test_a_run_that_goes_on_says_that_it_has_a_copy_of_the_graph(tmp_path, caplo
     assert f"goes on with the copy of {files} in {store}, made before" in caplog.text
 
 
+def test_a_store_that_no_run_made_is_neither_replaced_nor_removed(heta, store: Path, tmp_path: Path
+                                                                  ) -> None:
+    """That of a partition, too, which no longer opened."""
+    files, run = edge_files(tmp_path / "files"), tmp_path / "run"
+    assert heta("partition", files, "--out", tmp_path / "parts").status == 0
+    (tmp_path / "mine").mkdir()
+    store.rename(tmp_path / "mine" / "store")
+    before = tree(tmp_path)
+    for more in ([], ["--dry-run"], ["--auto-resume"], ["--seeds", "2"]):
+        train = ("train", files, "--set", "partition.parts=1", *more, "--run-dir")
+        refused(heta(*train, tmp_path / "parts"), "parts is a partition, .* another run directory")
+        refused(heta(*train, tmp_path / "mine"), "mine holds a store that no run made")
+    assert tree(tmp_path) == before
+    for _ in range(2):  # one that is killed before its first step begins again
+        TrainingJob.prepare(str(files), None, SETTINGS, plugins()).checked_store(run, False, False)
+    with pytest.raises(InputError, match="topic"):
+        TrainingJob.prepare(str(files), None, [*SETTINGS, "task.label=topic"], plugins()
+                            ).checked_store(run, False, False)
+    assert not list(run.iterdir())
+
+
 def test_what_a_directory_holds_is_checked_with_it(store: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(InputError, match="there is no run to resume in"):

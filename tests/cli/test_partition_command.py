@@ -144,6 +144,28 @@ def test_overwrite_replaces_a_partition_and_nothing_else(heta, store, tmp_path):
     assert tree(other) == {"plan.json": b'{"precious": true}'}
 
 
+def test_overwriting_by_dgls_methods_leaves_what_is_somebody_elses(heta, tmp_path):
+    pytest.importorskip("dgl")
+    for name in ("store", "other"):
+        write_store(academic(papers=240), tmp_path / name)
+    write = ("--method", "random", "--target", "paper", "--overwrite", "--out")
+    assert heta("partition", tmp_path / "store", "--out", tmp_path / "meta").status == 0
+    for _ in range(2):
+        assert heta("partition", tmp_path / "store", *write, tmp_path / "parts").status == 0
+    for name in ("parts/thesis.txt", "parts/notes.json", "parts/part0/model.pt", "meta/thesis.txt"):
+        file = tmp_path / name
+        file.write_text("{}")
+        out = tmp_path / name.partition("/")[0]
+        refused(heta("partition", tmp_path / "store", *write, out),
+                rf"{out.name} holds {file.relative_to(out)}, which dgl-heta did not write there")
+        file.unlink()
+    refused(heta("partition", tmp_path / "store", *write, tmp_path / "other"),
+            "other is a relation store, which partitions may refer to")
+    refused(heta("partition", tmp_path / "parts/academic.json:ids=parts", *write,
+                 tmp_path / "parts"), "ids=parts' lies in .*parts, which would be overwritten")
+    assert heta("partition", tmp_path / "store", *write, tmp_path / "meta").status == 0
+
+
 def test_a_target_whose_labels_are_all_the_same_is_named(heta, tmp_path):
     files = edge_files(tmp_path / "files")
     done = heta("partition", files, "--out", tmp_path / "before")

@@ -11,8 +11,9 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.jobs.training import TrainingJob
 from dgl_heta.planning.plan import Plan
-from dgl_heta.store import Store
+from dgl_heta.store import Store, write_store
 from tests.support.command_line import refused
+from tests.support.graphs import academic
 
 
 @pytest.fixture
@@ -49,6 +50,20 @@ def test_a_partition_can_be_staged_as_it_is_written(heta, store: Path, tmp_path:
                  tmp_path / "metis")
     assert (other.status, "--stage has no effect on --method metis" in other.err) == (2, True)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_url_where_a_directory_is_written_is_refused(
+        heta, store: Path, partition: Path, tmp_path: Path, monkeypatch) -> None:
+    """A directory `s3:` was written here, and the command said that all was well."""
+    monkeypatch.chdir(tmp_path)
+    before, url = sorted(tmp_path.iterdir()), "s3://bucket/graph"
+    for words, what in ((("stage", partition, "--to", url), "--to"),
+                        (("partition", store, "--out", "out", "--stage", url), "--stage"),
+                        (("train", store, "--run-dir", url), "the run directory")):
+        refused(heta(*words), f"{what} is {url}, a URL; this is written on a disk")
+    with pytest.raises(InputError, match=f"the directory to write is {url}, a URL"):
+        write_store(academic(), url)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_what_is_not_there_is_named_before_anything_is_done(heta, partition: Path, tmp_path: Path

@@ -20,8 +20,8 @@ from dgl_heta.system.checksums import check_file, read_signed, write_signed
 from dgl_heta.training import checkpoint_files, loop
 from dgl_heta.training.preemption import Position
 
-FILES = (".lock", "metrics.jsonl", "job.json", "job.next.json", "worker-0.log", "started.json",
-         "summary.json", "model.json", "model.safetensors", "report.html",
+FILES = (".lock", ".store-of-run", "metrics.jsonl", "job.json", "job.next.json", "worker-0.log",
+         "started.json", "summary.json", "model.json", "model.safetensors", "report.html",
          "checkpoints/epoch-00002/rank-0.safetensors", "checkpoints/epoch-00002/complete-1.json")
 DIRECTORIES = ("checkpoints", "checkpoints/epoch-00003", "averages", "seed-3")
 

@@ -145,6 +145,25 @@ def test_a_partition_is_overwritten_and_so_is_what_a_killed_command_left(port: i
         assert objects("s3://bucket/other/") == before
 
 
+def test_the_mark_of_a_killed_command_makes_no_file_of_others_ours() -> None:
+    import fsspec
+
+    source, files = academic(papers=60), fsspec.filesystem("memory")
+    plan = make_plan(source.schema(), "paper", 2, 2)
+    write_partition(source, plan, "memory://bucket/mag")
+    files.rm_file("/bucket/mag/plan.json")
+    files.pipe(f"/bucket/mag/{WRITING}", b"")
+    for name in ("experiments.json", "store/nodes/mine/embeddings.npy"):
+        files.pipe(f"/bucket/mag/{name}", b"years of work")
+        with pytest.raises(InputError, match=f"no partition that dgl-heta wrote: it holds {name}"):
+            write_partition(source, plan, "memory://bucket/mag", overwrite=True)
+        files.rm_file(f"/bucket/mag/{name}")
+    files.rm_file("/bucket/mag/store/manifest.json")
+    write_partition(source, plan, "memory://bucket/mag", overwrite=True)
+    assert f"/bucket/mag/{WRITING}" not in files.find("/bucket/mag")
+    files.rm("/bucket", recursive=True)
+
+
 def test_a_bucket_that_is_not_there_is_known_before_the_graph_is_read(port: int) -> None:
     class Unread(EdgeArrays):
         def chunks(self, size):

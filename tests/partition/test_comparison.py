@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import GraphSource
 from dgl_heta.partition.backends import dgl_methods
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.cluster_counts import count_fields, count_rows
@@ -112,6 +115,34 @@ def test_a_method_without_figures_has_none_in_json(store: Path, monkeypatch) -> 
     metis = rows["DistDGL METIS"]
     assert rows["meta"].keys() == metis.keys()
     assert {k for k, v in metis.items() if v is not None} == {"name", "missing"}
+
+
+@pytest.mark.needs("metis")
+@pytest.mark.parametrize("types", ["several", "one"])
+def test_metis_is_given_what_partition_graph_gives_it(tmp_path, monkeypatch, types) -> None:
+    """Parallel edges count, and types of nodes are balanced: without, its parts are others."""
+    import dgl
+    import dgl.distributed
+    import torch
+
+    source = academic(papers=240)
+    if types == "one":
+        cites = Relation("paper", "cites", "paper")
+        source = GraphSource("papers", {"paper": 240}, {cites: source.edges[cites]})
+    write_store(source, tmp_path / "store")
+    given, metis = [], dgl.metis_partition_assignment
+
+    def noted(graph, parts, balance_ntypes=None, **more):
+        given.append((*graph.edges(), balance_ntypes))
+        return metis(graph, parts, balance_ntypes, **more)
+
+    for module in (dgl, sys.modules["dgl.distributed.partition"]):
+        monkeypatch.setattr(module, "metis_partition_assignment", noted)
+    opened = Store(tmp_path / "store")
+    dgl_methods.metis_parts(opened, 2)
+    dgl.distributed.partition_graph(dgl_methods.to_dgl_graph(opened), "g", 2, str(tmp_path / "out"))
+    for ours, theirs in zip(*given, strict=True):
+        assert torch.equal(ours, theirs) if theirs is not None else ours is None
 
 
 def test_boundary_nodes_and_cut_edges_are_those_of_the_parts(store: Path) -> None:

@@ -245,6 +245,21 @@ def test_profiles_of_the_cache_go_with_their_partition_what_a_user_keeps_there_d
     assert not (out / "profiles").exists()
 
 
+def test_what_comes_while_a_partition_is_written_anew_stays(partition):
+    class Late(EdgeArrays):
+        def chunks(self, size):
+            (partition / "thesis.txt").write_text("years of work")
+            return super().chunks(size)
+
+    late = academic(seed=1)
+    relation, edges = next(iter(late.edges.items()))
+    late.edges[relation] = Late(edges.src, edges.dst)
+    with pytest.raises(InputError, match=r"holds thesis\.txt, which dgl-heta did not write there"):
+        write_partition(late, plan_of(late), partition, overwrite=True)
+    assert (partition / "thesis.txt").read_text() == "years of work"
+    assert os.listdir(partition.parent) == ["part"]
+
+
 # Damaged partitions
 
 

@@ -241,6 +241,7 @@ def test_metis_is_the_default_as_in_dgl(graph, tmp_path):
     ({"metapaths": [["cites"]], "part_method": "random"}, "metapaths goes with.*not with 'random'"),
     ({"target_ntype": "paper", "part_method": "metta"},
      "unknown partition backend 'metta'.*did you mean 'meta'"),
+    ({"target_ntype": "paper", "out_path": "s3://bucket/mag"}, "out_path is s3://bucket/mag, a"),
     ({"target_ntype": "paper", "num_parts": 0}, "num_parts is 0; it must be a whole"),
     ({"target_ntype": "paper", "num_hops": 0}, "num_hops is 0; it must be a whole"),
     ({"target_ntype": "paper", "metapaths": [["topic"]]}, "ends at 'field', not at the target"),

@@ -289,7 +289,7 @@ def test_signals_are_handled_as_before_afterwards(tmp_path):
 def test_an_existing_directory_is_refused(tmp_path):
     (tmp_path / "s").mkdir()
     refused(tmp_path / "s", small(), "exists", "--overwrite")
-    refused(tmp_path / "s", small(), "not written by dgl-heta", overwrite=True)
+    write_store(small(), tmp_path / "s", overwrite=True)  # it is empty
 
 
 def test_overwriting_replaces_a_store_completely(tmp_path):
@@ -298,6 +298,15 @@ def test_overwriting_replaces_a_store_completely(tmp_path):
     assert Store(tmp_path / "s").manifest.name == "small"
     assert os.listdir(tmp_path) == ["s"]
     assert not list((tmp_path / "s").rglob("*author*"))
+
+
+def test_profiles_go_with_their_store_what_a_user_keeps_there_does_not(tmp_path):
+    write_store(small(), tmp_path / "s")
+    (tmp_path / "s/profiles").mkdir()
+    (tmp_path / "s/profiles/visits-0a-0.safetensors").touch()
+    write_store(small(), tmp_path / "s", overwrite=True)
+    (tmp_path / "s/thesis.tex").write_text("years of work")
+    refused(tmp_path / "s", small(), "holds thesis.tex, which dgl-heta did not", overwrite=True)
 
 
 def test_a_store_that_is_written_again_is_not_read_as_the_one_before(tmp_path):

@@ -11,8 +11,8 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.choices import open_for, plan_for
 from dgl_heta.launch.local import run_workers
-from dgl_heta.partition.part_config import PROFILES_DIR
 from dgl_heta.store import Store, write_store
+from dgl_heta.store.store_files import PROFILES_DIR
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.setup import check
 

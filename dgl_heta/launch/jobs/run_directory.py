@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.system.atomic_files import check_plain, plainly
+from dgl_heta.partition.directory import STORE_DIR, is_part_config
+from dgl_heta.system.atomic_files import check_plain, plainly, write_atomic
+from dgl_heta.system.remote_files import check_on_disk
 
+STORE_MARK = ".store-of-run"
+"""Says that the store in a run directory is one that training writes, and may replace."""
 DIRECTORIES = ("checkpoints", "checkpoints/epoch-*", "averages", "seed-*")
-FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "metrics.jsonl",
-         "model.json", "model.safetensors", "report.html", "checkpoints/*/*")
+FILES = (".lock", STORE_MARK, "job*.json", "worker-*.log", "started.json", "summary.json",
+         "metrics.jsonl", "model.json", "model.safetensors", "report.html", "checkpoints/*/*")
 """Files that training writes, with one seed or several."""
 
 
@@ -34,8 +39,8 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
     Raises
     ------
     InputError
-        None is given where one is needed, there is nothing to resume, it has a run already; or as
-        :func:`check_files`.
+        None is given where one is needed, there is nothing to resume, it has a run already, is a
+        partition, or a URL; or as :func:`check_files`.
     """
     if given is None:
         if resume:
@@ -43,6 +48,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
         if shared:
             raise InputError("under a scheduler give --run-dir: every worker must use the same one")
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    check_on_disk(given, "the run directory")
     check_files(given)
     runs = [*given.glob("seed-*")] if seeds else [given]
     # One that was killed before its first step left no more than a job.
@@ -54,6 +60,9 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
     if make and not seeds and not holds_run(given) and holds_seeds(given):
         raise InputError(f"{given} holds runs of several seeds; choose another directory for one "
                          "alone")
+    if not holds_run(given) and any(map(is_part_config, given.glob("*.json"))):
+        raise InputError(f"{given} is a partition, which no longer opens with a run's files in it; "
+                         "choose another run directory")
     try:
         if make:
             given.mkdir(parents=True, exist_ok=True)
@@ -70,6 +79,40 @@ def holds_run(directory: Path) -> bool:
 def holds_seeds(directory: Path) -> bool:
     """Return whether a training with one of several seeds has begun in a directory."""
     return any(map(holds_run, directory.glob("seed-*")))
+
+
+def check_store(run_dir: Path, resume: bool) -> None:
+    """Check that a store in a run directory, if there is one, is a run's: it is read or replaced.
+
+    Raises
+    ------
+    InputError
+        No training wrote it.
+    """
+    if not os.path.lexists(run_dir / STORE_DIR) or (run_dir / STORE_MARK).is_file():
+        return
+    if resume and any(map(holds_run, (run_dir, *run_dir.glob("seed-*")))):
+        return  # a run from before there were marks, whose graph is compared
+    raise InputError(f"{run_dir} holds a {STORE_DIR} that no run made, which a run would replace; "
+                     "choose another run directory")
+
+
+@contextmanager
+def store_of_run(run_dir: Path) -> Iterator[Path]:
+    """The place for a run's store, marked before it is written: what is killed begins again."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_atomic(run_dir / STORE_MARK, "dgl-heta train wrote the store beside this file\n")
+    try:
+        yield run_dir / STORE_DIR
+    finally:
+        if not (run_dir / STORE_DIR).exists():
+            (run_dir / STORE_MARK).unlink(missing_ok=True)
+
+
+def remove_store(run_dir: Path) -> None:
+    """Remove the store that a run has made, and its mark."""
+    shutil.rmtree(run_dir / STORE_DIR)
+    (run_dir / STORE_MARK).unlink()
 
 
 def check_files(run_dir: Path) -> None:

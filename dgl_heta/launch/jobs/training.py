@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,18 @@ from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import check_staged, open_for, parts_here, plan_for
-from dgl_heta.launch.jobs.run_directory import claimed, run_directory
+from dgl_heta.launch.jobs.run_directory import (
+    check_store,
+    claimed,
+    remove_store,
+    run_directory,
+    store_of_run,
+)
 from dgl_heta.launch.local import AT_WORK, Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
 from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.partition.own_plan import followed
-from dgl_heta.partition.part_config import PROFILES_DIR
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
@@ -33,6 +37,7 @@ from dgl_heta.report.plan_picture import svg
 from dgl_heta.report.started import note_start
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.store.store_files import PROFILES_DIR
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.memory import capacity_bytes
 from dgl_heta.training.checkpoint_files import check_checkpoints, saved_position
@@ -175,6 +180,8 @@ class TrainingJob:
         shared = is_worker()
         self._check_workers(shared)
         directory = self._directory(run_dir, resume, shared, make=False)
+        if self.opened.store is None:
+            check_store(directory, resume)
         parent = next(p for p in directory.absolute().parents if p.is_dir())
         with contextlib.ExitStack() as stack:
             if self.opened.store is None and not (resume and Store.is_store(directory / "store")):
@@ -276,7 +283,7 @@ class TrainingJob:
             check(store, self.plan, self.settings, self.registry)
         except InputError:
             if self.opened.store is None and not resume:
-                shutil.rmtree(store.directory)  # of a run that never was
+                remove_store(run_dir)  # of a run that never was
             raise
         return store
 
@@ -291,6 +298,7 @@ class TrainingJob:
             raise InputError("under a scheduler train from a relation store or a partition; write "
                              f"one with `dgl-heta partition {self.graph} --out DIR`")
         assert self.opened.source is not None
+        check_store(run_dir, resume)
         path = run_dir / "store"
         if resume and Store.is_store(path):
             log.warning("the run goes on with the copy of %s in %s, made before: changes of it "
@@ -298,7 +306,8 @@ class TrainingJob:
                         self.graph, path)
         else:
             self.opened.check_seeds(self.plan.targets)
-            write_store(self.opened.source, path, overwrite=True)
+            with store_of_run(run_dir) as path:
+                write_store(self.opened.source, path, overwrite=True)
             self.opened.write_seeds()
         return Store(path)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.readers.arrays import check_finite
+from dgl_heta.graph.readers.dgl_parts import find_config
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.directory import is_partition, others_in
 from dgl_heta.partition.part_config import config_name
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.making import check_parts
@@ -73,7 +77,7 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
         schema.check_node_type(target, "target node type")
     graph = to_dgl_graph(source)
     file = config_name(source.manifest.name if isinstance(source, Store) else source.name)
-    with new_directory(out, overwrite=overwrite, kind="*.json") as directory:
+    with new_directory(out, overwrite=overwrite, kind="*.json", others=_others) as directory:
         dgl.seed(request.seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
@@ -99,13 +103,37 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
         {"nodes": _owned(config["node_map"]), "edges": _owned(config["edge_map"])})
 
 
+def _others(directory: Path) -> Iterator[Path]:
+    """Yield the paths in a directory that is to be overwritten which are of no partition, neither
+    DGL's nor ours.
+
+    Raises
+    ------
+    InputError
+        It is a store, which plans elsewhere may refer to.
+    """
+    if is_partition(directory):
+        yield from others_in(directory)
+        return
+    if Store.is_store(directory):
+        raise InputError(f"{directory} is a relation store, which partitions may refer to; it is "
+                         "not overwritten: choose another directory")
+    for path in directory.iterdir():
+        if re.fullmatch(r"part\d+", path.name) and path.is_dir() and not path.is_symlink():
+            yield from (inner for inner in path.iterdir() if not (inner.is_file() and (
+                inner.suffix == ".dgl" or inner.name == "fused_csc_sampling_graph.pt")))
+        elif not (path.suffix == ".json" and path.is_file() and find_config(path)):
+            yield path
+
+
 def _owned(ranges: dict[str, list[list[int]]]) -> list[int]:
     """How many nodes or edges each part owns, from their ranges by type."""
     return [sum(high - low for low, high in own) for own in zip(*ranges.values())]
 
 
 def metis_parts(store: Store, parts: int) -> dict[str, np.ndarray]:
-    """METIS's part of every node of the graph taken as homogeneous, as DistDGL takes it.
+    """METIS's part of every node, of what `dgl.distributed.partition_graph` gives METIS: all edges
+    in one graph, parallel ones too, and the types of nodes, of which each part gets as many.
 
     Raises
     ------
@@ -116,23 +144,26 @@ def metis_parts(store: Store, parts: int) -> dict[str, np.ndarray]:
 
     dgl = optional("dgl", "METIS", "dgl")
     schema = store.schema
-    offsets, total = {}, 0
-    for ntype, count in schema.node_counts.items():
-        offsets[ntype], total = total, total + count
+    types, relations = sorted(schema.node_counts), sorted(schema.relations)  # in DGL's order
+    counts = [schema.node_counts[t] for t in types]
+    total, offsets = sum(counts), dict(zip(types, np.cumsum([0, *counts]).tolist()))
     part_of = np.zeros(total, np.int64)
     if parts > 1:
-        sources, destinations = [], []
-        for relation in schema.relations:
+        src, dst = (np.empty(sum(schema.edge_counts.values()), np.int64) for _ in range(2))
+        done = 0
+        for relation in relations:
             csc = copied(relation, store.relation(relation), schema.node_counts[relation.src])
-            sources.append(csc.indices + offsets[relation.src])
             rows = np.arange(schema.node_counts[relation.dst]) + offsets[relation.dst]
-            destinations.append(np.repeat(rows, np.diff(csc.indptr)))
-        src, dst = np.concatenate(sources), np.concatenate(destinations)
-        pairs = np.unique(np.concatenate([src * total + dst, dst * total + src]))
-        graph = dgl.graph((torch.from_numpy(pairs // total), torch.from_numpy(pairs % total)),
-                          num_nodes=total)
+            end = done + len(csc.indices)
+            src[done:end] = csc.indices + offsets[relation.src]
+            dst[done:end] = np.repeat(rows, np.diff(csc.indptr))
+            done = end
+        graph = dgl.graph((torch.from_numpy(src), torch.from_numpy(dst)), num_nodes=total)
+        # partition_graph balances types unless there is but one of nodes and one of edges.
+        balanced = None if len(types) == len(relations) == 1 else torch.repeat_interleave(
+            torch.arange(len(types)), torch.tensor(counts))
         with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
-            part_of = dgl.metis_partition_assignment(graph, parts).numpy()
+            part_of = dgl.metis_partition_assignment(graph, parts, balanced).numpy()
     return {t: part_of[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}
 
 
