@@ -37,7 +37,7 @@ from dgl_heta.cli import (
 from dgl_heta.errors import LONGEST_MESSAGE, HetaError, shortened
 from dgl_heta.report.console import err, show_warnings
 from dgl_heta.report.text import visible
-from dgl_heta.system.finish import flush_files
+from dgl_heta.system.finish import UNWRITTEN, flush_files
 from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_torchrun
 
@@ -122,5 +122,5 @@ def _leave_process_group(status: int) -> None:
     if (dgl is not None and dgl.is_initialized()) or (
             torch is not None and torch.distributed.is_available()
             and torch.distributed.is_initialized()):
-        flush_files()
-        os._exit(status)
+        written = flush_files()
+        os._exit(status or (0 if written else UNWRITTEN))

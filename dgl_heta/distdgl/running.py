@@ -13,7 +13,8 @@ from typing import Any
 
 from dgl_heta.distdgl.activate import enable
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.system.finish import finish
+from dgl_heta.system.finish import UNWRITTEN, finish
+from dgl_heta.system.main_module import main_that_stays
 
 
 def run_program(name: str, arguments: Sequence[str], config: Path | None,
@@ -85,7 +86,8 @@ def _run(name: str, arguments: Sequence[str], start: Callable[[], Any]) -> None:
     """
     sys.argv = [name, *arguments]
     try:
-        start()
+        with main_that_stays():
+            start()
     except SystemExit as leave:
         if leave.code not in (None, 0):
             # As Python does: a text is printed, and the status is 1.
@@ -102,5 +104,4 @@ def _run(name: str, arguments: Sequence[str], start: Callable[[], Any]) -> None:
     end()
     # DistDGL leaves its servers when the interpreter ends; after that the threads of a process
     # group can hang or abort an ordinary exit.
-    finish()
-    os._exit(0)
+    os._exit(0 if finish() else UNWRITTEN)

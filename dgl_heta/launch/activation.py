@@ -6,12 +6,14 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from dgl_heta.errors import InputError
 
 WITH_VALUE = ("--check-hash-based-pycs",)  # of the interpreter's long options
+SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,20 @@ class Command:
         """The Python script of the command, as it is written; None for any other command."""
         program = _program(self.words)
         return None if program is None or program.words[0] == "-m" else program.words[0]
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether Python or a shell is to read its program from standard input."""
+        first, *words = self.words
+        options = list(takewhile(lambda word: word.startswith("-"), words))
+        letters = "".join(word[1:] for word in options if not word.startswith("--"))
+        if not is_python(first):
+            alone = options == words and not any(word.startswith("--") for word in options)
+            return (PurePath(first).name in SHELLS and "c" not in letters
+                    and (alone or "s" in letters))
+        at, letter, _, _ = _past_options(self.words)
+        asks = any(re.match(r"-[^WX]*[Vh?]|--(version|help)", word) for word in self.words[1:at])
+        return not letter and not asks and self.words[at:at + 1] in ((), ("-",))
 
     def run_by(self, interpreter: str) -> Command:
         """The same with this interpreter, where the command says no more than 'python'."""
@@ -99,22 +115,29 @@ def _program(command: Sequence[str]) -> _Program | None:
     """The halves of a command; None for any other form."""
     if not command or not is_python(command[0]):
         return None
+    at, letter, flags, value = _past_options(command)
+    if letter == "m":
+        words = [value, *command[at + 1:]] if value else list(command[at + 1:])
+        return (_Program([*command[:at], *([f"-{flags}"] if flags else [])], ["-m", *words])
+                if words else None)
+    if letter or list(command[at:at + 1]) in ([], ["-"]):
+        return None
+    return _Program(list(command[:at]), list(command[at:]))
+
+
+def _past_options(command: Sequence[str]) -> tuple[int, str, str, str]:
+    """Return where the options of the interpreter end, as of `-uc CODE`; if it is at one that names
+    the program its letter ("c", "m"), and what its word has before and after that."""
     at = 1
-    while at < len(command) and command[at].startswith("-"):
+    while at < len(command) and command[at].startswith("-") and command[at] != "-":
         word = command[at]
-        if word == "-":  # a script on standard input
-            return None
         if word.startswith("--"):
             at += 2 if word in WITH_VALUE else 1
             continue
         cluster = re.match(r"-([^WXcm]*)([WXcm]?)(.*)", word, re.DOTALL)
         assert cluster is not None
         flags, last, value = cluster.groups()
-        if last == "c":
-            return None
-        if last == "m":
-            words = [value, *command[at + 1:]] if value else list(command[at + 1:])
-            return (_Program([*command[:at], *([f"-{flags}"] if flags else [])], ["-m", *words])
-                    if words else None)
+        if last in ("c", "m"):
+            return at, last, flags, value
         at += 2 if last and not value else 1
-    return _Program(list(command[:at]), list(command[at:])) if at < len(command) else None
+    return at, "", "", ""

@@ -38,6 +38,7 @@ from dgl_heta.launch.agent_host import (
 from dgl_heta.system.shared_memory import mapped, names, remove_unused
 
 KILL_AFTER_S = 3.0  # between the request to end and the kill
+SAVE_S = 25.0  # the same for SIGTERM, on which scripts save what they have
 MOST_LINE = 65536  # longer lines are passed on in pieces
 AHEAD = 1 << 20  # characters of output that the launcher has not printed yet
 LOOK_S = 2.0  # between two looks at the shared memory of the processes
@@ -87,6 +88,7 @@ class Agent:
         self.interface: str | None = None
         self.bytes_before = (0, 0)
         self.ending = False
+        self.end_later: tuple[float, int, float] | None = None  # when, by which signal, which kill
         self.kill_at = float("inf")
 
     def run(self) -> None:
@@ -97,14 +99,17 @@ class Agent:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self.end(signal.SIGTERM, KILL_AFTER_S))
+            signal.signal(number, lambda number, _: self.end(
+                signal.SIGTERM, SAVE_S if number == signal.SIGTERM else KILL_AFTER_S))
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.selector.register(0, selectors.EVENT_READ, None)
         self.selector.register(reader, selectors.EVENT_READ, reader)
         self.emit(event="hello")
         try:
             while not (self.ending and self.all_gone()):
-                for key, _ in self.selector.select(0.05 if self.ending else 1.0):
+                self.end_in_time()
+                soon = self.ending or self.end_later
+                for key, _ in self.selector.select(0.05 if soon else 1.0):
                     if key.fd == 0:
                         self.receive()
                     elif key.data == reader:
@@ -278,8 +283,15 @@ class Agent:
 
     # --- the end -----------------------------------------------------------------------------
 
-    def end(self, number: int, kill_after: float) -> None:
-        """Ask all to end; the kill follows unless they do."""
+    def end(self, number: int, kill_after: float, last_words: float = 0.0) -> None:
+        """Ask all to end; the kill follows unless they do.
+
+        Where all processes have ended, what they left behind, such as a filter of their output, has
+        so many seconds for its last words before.
+        """
+        if last_words and self.streams and not (self.children or self.ending):
+            self.end_later = (time.monotonic() + last_words, number, kill_after)
+            return
         self.look(now=True)
         first, self.ending = not self.ending, True
         self.kill_at = min(time.monotonic() + kill_after, self.kill_at)
@@ -287,6 +299,14 @@ class Agent:
             for pid in descendants():
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
+
+    def end_in_time(self) -> None:
+        """Ask all to end once nothing has its output open, or the time for last words is over."""
+        if self.end_later is None or self.ending:
+            return
+        at, number, kill_after = self.end_later
+        if not self.streams or time.monotonic() >= at:
+            self.end(number, kill_after)
 
     def look(self, now: bool = False) -> None:
         """Note what the processes have made in shared memory: one that is killed leaves it."""

@@ -18,6 +18,7 @@ from dgl_heta.comm.dgl_connections import guard_connections
 from dgl_heta.comm.meeting import meet_by_secret
 from dgl_heta.errors import HetaError
 from dgl_heta.system.finish import flush_files
+from dgl_heta.system.main_module import main_that_stays
 
 
 def main() -> None:
@@ -28,12 +29,8 @@ def main() -> None:
     script = sys.argv[1 + named]
     sys.argv = sys.argv[1 + named:]
     try:
-        if named:  # whose path begins with the working directory, as this process's does
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
-                sys.path[0] = str(Path(script).resolve().parent)
-            runpy.run_path(script, run_name="__main__")
+        with main_that_stays():
+            _run(script, named)
     except SystemExit as leave:
         if leave.code in (None, 0):
             return  # the ordinary way out, on which DistDGL leaves its servers
@@ -46,6 +43,15 @@ def main() -> None:
     except BaseException:
         traceback.print_exc()
         _leave(1)
+
+
+def _run(script: str, named: bool) -> None:
+    if named:  # its path begins with the working directory, as this process's does
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
+    if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+        sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
 
 
 def _leave(status: int) -> None:

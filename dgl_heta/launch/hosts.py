@@ -22,9 +22,10 @@ from dgl_heta.launch.emulated import Network
 from dgl_heta.launch.printer import Printer
 from dgl_heta.launch.remote import connect_directly, connect_over_ssh
 from dgl_heta.launch.script_job import Outcome, ScriptJob
-from dgl_heta.launch.supervisor import KILL_AFTER_S, TICK_S, Interrupted, Supervisor
+from dgl_heta.launch.supervisor import KILL_AFTER_S, SAVE_S, TICK_S, Interrupted, Supervisor
 
 AT_ONCE = 8  # hosts to connect to: a jump host's sshd drops who comes tenth before others logged in
+LAST_WORDS_S = 3.0  # at a good end, for what still prints for a process that has ended
 
 
 def run_on_hosts(job: ScriptJob, show: Callable[[str, str, str], None]) -> Outcome:
@@ -73,6 +74,8 @@ class Hosts(Supervisor):
                 outcome.unprinted = not self.printer.close(wait)
             except KeyboardInterrupt:
                 outcome.unprinted, self.signalled = True, signal.SIGINT
+        if wait is None and self.printer.error is not None:  # of the last lines
+            raise self.printer.error
         outcome.signal = self.signalled
         outcome.seconds = time.monotonic() - started
         outcome.processes = list(self.roles.values())
@@ -258,7 +261,8 @@ class Hosts(Supervisor):
         if gone and now - max(self.last_word, min(gone)[0]) > self.silent_s:
             raise HetaError(
                 f"{min(gone)[1]} ended with exit status 0, but after {self.silent_s:g} s without "
-                f"a line of output there still are {_listed(trainers)}; all processes were ended",
+                f"a line of output there still are {_listed(trainers)}; all processes were ended; "
+                "a trainer that still works then must write a line now and then",
                 details=_last_words(trainers))
 
     def _printed(self, host: int, size: int, error: OSError | None) -> None:
@@ -272,10 +276,12 @@ class Hosts(Supervisor):
     def end(self) -> None:
         """End everything on all hosts, and take the byte counts on the way."""
         number = self.signalled or signal.SIGTERM
+        kill_after = SAVE_S if self.signalled == signal.SIGTERM else KILL_AFTER_S
+        last_words = LAST_WORDS_S if self.ended_well else 0.0
         for connection in self.connections.values():
-            connection.send(do="end", number=number, kill_after=KILL_AFTER_S)
+            connection.send(do="end", number=number, kill_after=kill_after, last_words=last_words)
         waiting = {index for index, c in self.connections.items() if c.answering}
-        deadline = time.monotonic() + 2 * KILL_AFTER_S
+        deadline = time.monotonic() + last_words + kill_after + KILL_AFTER_S
         while waiting and time.monotonic() < deadline:
             try:
                 item = self.next_event(TICK_S)

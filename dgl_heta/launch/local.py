@@ -17,12 +17,11 @@ from typing import Any
 
 from dgl_heta.errors import HetaError, quoted
 from dgl_heta.launch.blame import Ended, Watched
-from dgl_heta.launch.supervisor import KILL_AFTER_S, Interrupted, Supervisor
+from dgl_heta.launch.supervisor import KILL_AFTER_S, SAVE_S, Interrupted, Supervisor
 from dgl_heta.system.atomic_files import plainly
 from dgl_heta.system.checksums import write_signed
 
 PROGRAM = "dgl_heta.launch.worker"
-SAVE_S = 25.0  # from SIGTERM on; SLURM, torchrun and Kubernetes kill after 30
 DRAIN_S = 1.0  # for the last events of a worker that has ended
 EVENTS = "DGL_HETA_EVENTS"
 """The variable that names the pipe for a worker's events."""

@@ -18,6 +18,10 @@ class Printer:
     show : prints a line, as (label, stream, text).
     printed : gets a source, how many characters of its lines are printed (with a line's end each),
         and at first the error where nothing more can be printed; lines then count as printed.
+
+    Attributes
+    ----------
+    error : that error, if there is one.
     """
 
     def __init__(self, show: Callable[[str, str, str], None],
@@ -25,6 +29,7 @@ class Printer:
         self.show, self.printed = show, printed
         self.lines: queue.SimpleQueue[tuple[int, str, str, str] | None] = queue.SimpleQueue()
         self.given_up = False
+        self.error: OSError | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -41,15 +46,14 @@ class Printer:
 
     def _run(self) -> None:
         sizes: Counter[int] = Counter()
-        broken = False
         while (line := self.lines.get()) is not None and not self.given_up:
             source, label, stream, text = line
             error = None
-            if not broken:
+            if self.error is None:
                 try:
                     self.show(label, stream, text)
                 except OSError as caught:
-                    error, broken = caught, True
+                    error = self.error = caught
             sizes[source] += len(text) + 1
             if error is not None or sizes[source] >= TOLD_EACH or self.lines.empty():
                 for each, size in sizes.items():

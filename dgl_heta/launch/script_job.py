@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class ScriptJob:
         if unknown:
             raise InputError(f"--graph-format {roles.graph_format}: '{min(unknown)}' is none of "
                              "csc, csr and coo")
+        if self.command.reads_input:
+            raise InputError(f"'{shlex.join(self.command.words)}' would read its program from "
+                             "standard input, which does not reach the hosts; give a file, for "
+                             "example: -- python train_dist.py")
         if all(map(self.over_ssh, self.hosts)):
             return
         if not self.workdir.is_dir():

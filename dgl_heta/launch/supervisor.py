@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dgl_heta.launch.blame import Watched, cause, failure
+from dgl_heta.system.signals import handle
 
 TICK_S = 0.2
 KILL_AFTER_S = 3.0  # between the request to end and the kill
+SAVE_S = 25.0  # the same after SIGTERM; SLURM, torchrun and Kubernetes kill after 30
 
 Events = queue.SimpleQueue[tuple[int, dict[str, Any]]]
 """Events: who reports one (a rank, a host; -1 for this process), and its fields with `event`."""
@@ -36,6 +38,7 @@ class Supervisor(ABC):
     processes : what is watched, by label; filled by :meth:`start`.
     events : what happens, in order.
     signalled : the first signal that asked this process to end.
+    ended_well : whether the work is done, when the rest of the processes is to end.
     """
 
     all_of_them = "all processes"
@@ -48,6 +51,7 @@ class Supervisor(ABC):
         self.processes: dict[str, Watched] = {}
         self.events: Events = Events()
         self.signalled: int | None = None
+        self.ended_well = False
 
     def supervise(self) -> None:
         """Start, watch and end the processes.
@@ -63,6 +67,7 @@ class Supervisor(ABC):
             try:
                 self.start()
                 self._watch()
+                self.ended_well = True
             finally:
                 self.end()
             while self.next_event(0) is not None:  # a signal while they were ended counts too
@@ -138,10 +143,10 @@ def _signals_as_events(events: Events) -> Iterator[None]:
         yield
         return
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int) -> None:
         events.put((-1, {"event": "signal", "number": number}))
 
-    before = {number: signal.signal(number, note)
+    before = {number: handle(number, note)
               for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
               if signal.getsignal(number) != signal.SIG_IGN}
     try:

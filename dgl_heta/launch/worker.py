@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from dgl_heta.errors import HetaError
 from dgl_heta.launch.local import EVENTS
 from dgl_heta.system.checksums import read_signed
 from dgl_heta.system.disk import no_space
+from dgl_heta.system.finish import finish, flush_files
 from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_parent
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dgl_heta.training.engine import Engine
 
 Report = Callable[[dict[str, Any]], None]
+FINISH_S = 8.0  # for threads of models at the good end; after 10 the launcher kills
 
 
 def run(job: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -131,10 +134,9 @@ def worker_main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
     events = Events()
     try:
         run(read_signed(Path(sys.argv[1]), "run the command again"), events.tell)
-        with contextlib.suppress(OSError):  # what is printed is no result
-            sys.stdout.flush()
-            sys.stderr.flush()
         events.tell({"event": "done"})
+        _limit(FINISH_S)
+        finish()  # what a model or plugin prints is no result, whether or not it is written
         # All results are written and all workers are past their last collective. The threads
         # of a process group sometimes abort or hang a process that ends the usual way.
         os._exit(0)
@@ -146,10 +148,20 @@ def worker_main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
             else:
                 events.tell({"event": "error", "message": said})
                 print("error:", said, file=sys.stderr)
-            sys.stdout.flush()
-            sys.stderr.flush()
+        flush_files()
         # Not sys.exit: a process group that has lost a member may wait in its destructors.
         os._exit(error.exit_status if isinstance(error, HetaError) else 1)
+
+
+def _limit(seconds: float) -> None:
+    """End this process well after so long, whatever it waits for then."""
+    def end() -> None:
+        flush_files()
+        os._exit(0)
+
+    limit = threading.Timer(seconds, end)
+    limit.daemon = True  # else it would be waited for
+    limit.start()
 
 
 def _said(error: BaseException) -> str | None:

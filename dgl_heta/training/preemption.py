@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import HetaError, several
+from dgl_heta.system.signals import handle
 
 
 class Position(NamedTuple):
@@ -65,7 +66,7 @@ class Preemption:
     def __enter__(self) -> Preemption:
         if (threading.current_thread() is threading.main_thread()
                 and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN):
-            self._before = signal.signal(signal.SIGTERM, self._note)
+            self._before = handle(signal.SIGTERM, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -85,7 +86,7 @@ class Preemption:
         self._answer = self._world.begin_all_reduce(asked, "max", "control")
         return False
 
-    def _note(self, number: int, frame: Any) -> None:
+    def _note(self, number: int) -> None:
         self._asked = True
 
 

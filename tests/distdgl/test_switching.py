@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -86,16 +88,22 @@ def test_settings_by_which_a_graph_is_open_stay(on, monkeypatch):
         dgl_heta.enable(settings=["train.learnable=replica"])
 
 
+WAYS = (["-m", "dgl_heta", "run"], ["-m", "dgl_heta.launch.fail_fast"])
 ENDS = """
-import sys, threading, time
-out = open(sys.argv[1] + "/log.csv", "w")
+import gzip, pickle, sys, threading, time
+out, packed = open(sys.argv[1] + "/log.csv", "w"), gzip.open(sys.argv[1] + "/log.gz", "wt")
+
+class Result:
+    pass
 
 def log(line):
     out.write(line)
+    packed.write(line)
 
 def save():
     time.sleep(0.5)
     log("from a thread")
+    log(f", {len(pickle.dumps(Result()))} bytes")
 
 threading.Thread(target=save).start()
 """
@@ -103,11 +111,33 @@ threading.Thread(target=save).start()
 
 def test_what_a_script_has_not_written_yet_at_its_end_is_written(tmp_path):
     (tmp_path / "ends.py").write_text(ENDS)
-    for words in (["-m", "dgl_heta", "run"], ["-m", "dgl_heta.launch.fail_fast"]):
+    for words in WAYS:
         done = subprocess.run([sys.executable, *words, str(tmp_path / "ends.py"), str(tmp_path)],
                               timeout=PATIENCE, check=False)
         assert done.returncode == 0
-        assert (tmp_path / "log.csv").read_text() == "from a thread", words
+        text = (tmp_path / "log.csv").read_text()
+        assert re.fullmatch("from a thread, [0-9]+ bytes", text), words
+        assert gzip.decompress((tmp_path / "log.gz").read_bytes()).decode() == text, words
+
+
+def test_a_script_may_close_its_standard_output(tmp_path):
+    script = tmp_path / "closes.py"
+    script.write_text("import sys\nwith open(sys.argv[1], 'w') as sys.stdout:\n    print('done')")
+    for words in WAYS:
+        done = subprocess.run([sys.executable, *words, str(script), str(tmp_path / "log")],
+                              timeout=PATIENCE, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "ValueError" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_no_good_end(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (tmp_path / "prints.py").write_text("print('result 0.9')")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, *WAYS[0], str(tmp_path / "prints.py")], stdout=full,
+                              timeout=PATIENCE, check=False, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 120  # as of Python
+    assert done.stderr.count("error: cannot write <stdout>: No space left on device") == 1
 
 
 TWO = """

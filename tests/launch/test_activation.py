@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.launch.activation import activate
+from dgl_heta.launch.activation import Command, activate
 
 
 @pytest.mark.parametrize(("command", "expected"), [
@@ -38,6 +38,13 @@ def test_settings_need_a_python_script_or_module(command):
     with pytest.raises(InputError, match=r"must be 'python SCRIPT …' or 'python -m MODULE.*"
                                          r"dgl_heta\.enable\(\)"):
         activate(command.split(), "h.toml", [])
+
+
+@pytest.mark.parametrize("command", [
+    "python t.py -", "python -c pass", "python -um t -", "python -V", "python -W once --version",
+    "bash -c true", "bash -x t.sh -s", "sh -euc true", "bash --version", "./t", "env python -"])
+def test_a_command_that_names_its_program_reads_none(command):
+    assert not Command(tuple(command.split())).reads_input
 
 
 def words_of(shown) -> set[tuple[str, ...]]:

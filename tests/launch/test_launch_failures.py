@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 
 import psutil
 import pytest
@@ -153,6 +155,7 @@ while not ((here / "up0").exists() and (here / "up1").exists()):
     assert result.status == 1
     assert "server 0 on host0 (127.0.0.1) (server id 0) ended with exit status 0" in result.error
     assert "there still are host0 trainer0, host0 trainer1" in result.error
+    assert result.error.endswith("; a trainer that still works then must write a line now and then")
     assert "[host0 trainer1] waiting for the server\n" in result.err
     place.assert_nothing_left()
 
@@ -227,6 +230,30 @@ def test_a_signal_ends_everything(place, kind, number):
     assert launcher.returncode == 128 + number
     assert out.count(f"got {number.name}") == processes
     assert err.splitlines()[-1] == f"error: ended by {number.name}"
+    place.assert_nothing_left()
+
+
+def test_what_scripts_save_on_sigterm_has_time(place, monkeypatch):
+    monkeypatch.setattr(hosts, "KILL_AFTER_S", 0.5)
+    script = place.script("""
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(2)
+    print("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open(os.path.join(os.path.dirname(__file__), "up-" + os.environ["DGL_ROLE"]), "w").close()
+time.sleep(600)
+""")
+
+    def send():
+        until(lambda: len(list(place.directory.glob("up-*"))) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send, daemon=True).start()
+    result = place.run(*place.where("direct", 1), "--", "python", script)
+    assert (result.status, result.error) == (143, "ended by SIGTERM")
+    assert result.lines("host0 trainer0") == ["saved"]
     place.assert_nothing_left()
 
 

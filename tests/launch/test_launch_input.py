@@ -97,6 +97,13 @@ def test_no_command_and_an_unknown_command(place):
     assert (result.status, result.error[:18]) == (2, "no command 'pythn'")
 
 
+@pytest.mark.parametrize("command", ["python", "python -", "python -u - x", "bash", "sh -s t.sh"])
+def test_a_program_on_standard_input_reaches_no_host_and_is_refused(place, command):
+    result = place.run(*place.where("direct", 1), "--", *command.split())
+    assert result.status == 2
+    assert f"{command}' would read its program from standard input, which" in result.error
+
+
 @pytest.mark.parametrize("options", [[], ["--set", "train.lr=0.1"]])
 def test_a_missing_script_is_named_before_anything_starts(place, options):
     result = place.run(*place.where("direct", 1), *options, "--", "python", "-u", "trian.py", "-x")

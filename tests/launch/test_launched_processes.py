@@ -135,6 +135,12 @@ print("no end", end="")
         "[host0 trainer1] to err") == 1
 
 
+def test_what_filters_the_output_of_a_process_has_time_for_its_last_words(place):
+    result = place.run(*place.where("direct", 1), "--", "bash", "-c",
+                       "exec > >(sleep 1; cat); echo last")
+    assert (result.status, result.lines("host0 trainer0")) == (0, ["last"])
+
+
 def test_bytes_that_are_no_text_do_no_harm(place):
     script = place.script("""
 import os

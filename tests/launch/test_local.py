@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -199,6 +200,48 @@ events.tell({"event": "done"})
 """, 1)
     assert summary == {"loss": 1}
     assert [len(event["text"]) for event in events] == [1_000_000]
+
+
+@pytest.mark.parametrize(("end", "written"), [
+    ("report({'event': 'summary'})", "seen, and the end"),
+    ("raise HetaError('it failed')", "seen")])
+def test_what_a_model_has_not_written_yet_at_the_end_of_a_worker_is_written(run, tmp_path, end,
+                                                                            written) -> None:
+    with contextlib.suppress(HetaError):
+        run(f"""
+import atexit
+from dgl_heta.errors import HetaError
+from dgl_heta.launch.worker import worker_main
+log = open(place / "log", "w")
+
+def work(job, report):
+    log.write("seen")
+    atexit.register(log.write, ", and the end")
+    {end}
+
+sys.argv[1:] = [str(place / "job.json")]
+worker_main(work)
+""", 1)
+    assert (tmp_path / "log").read_text() == written
+
+
+def test_a_thread_of_a_model_that_never_ends_is_not_waited_for_long(run, tmp_path) -> None:
+    summary, _ = run("""
+import threading
+from dgl_heta.launch import worker
+log = open(place / "log", "w")
+
+def work(job, report):
+    log.write("seen")
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    report({"event": "summary", "loss": 1})
+
+worker.FINISH_S = 0.5
+sys.argv[1:] = [str(place / "job.json")]
+worker.worker_main(work)
+""", 1)
+    assert summary == {"loss": 1}
+    assert (tmp_path / "log").read_text() == "seen"
 
 
 def test_workers_without_a_result_are_an_error(run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -89,6 +91,17 @@ if os.environ["DGL_ROLE"] == "client":
     for trainer in ("trainer0", "trainer1"):
         numbers = [int(x.split()[2]) for x in lines if x.startswith(f"[host0 {trainer}]")]
         assert numbers == list(range(count))
+
+
+def test_last_lines_that_cannot_be_written_are_an_error(place, monkeypatch) -> None:
+    def full(*line: str) -> None:
+        time.sleep(1)  # the processes have ended then
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dgl_heta.cli.launch_output.line_printer", lambda job: full)
+    result = place.run(*place.where("direct", 1), "--", "sh", "-c", "echo result 0.9")
+    assert result.status == 1
+    assert result.error.startswith("no space left on the disk")
 
 
 def test_a_reader_that_goes_away_ends_the_run(place) -> None:

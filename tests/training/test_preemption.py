@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import InputError
+from dgl_heta.launch.supervisor import Events, _signals_as_events
 from dgl_heta.store import write_store
 from dgl_heta.training.checkpoint_files import check_checkpoints
+from dgl_heta.training.preemption import Preemption
 from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.runs import ENDED_IN_STEP_3, assert_same_training
@@ -66,6 +74,21 @@ def test_a_run_goes_on_within_the_epoch_in_which_sigterm_ended_it(tmp_path: Path
                              capture_output=True, text=True, timeout=PATIENCE)
     assert stopped.returncode == 143, stopped.stderr
     assert not (one / "summary.json").exists()
+
+
+@pytest.mark.parametrize("noted", [lambda: Preemption(Comm(Traffic())),
+                                   lambda: _signals_as_events(Events())])
+def test_sigterm_ends_a_process_that_code_in_a_training_forks(
+        noted: Callable[[], AbstractContextManager[object]]) -> None:
+    """As multiprocessing.Pool ends its own, for whose end it waits."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pytest-xdist's workers have a handler
+    with noted():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(5,))
+        child.start()
+        child.terminate()
+        child.join()
+    signal.signal(signal.SIGTERM, before)
+    assert child.exitcode == -signal.SIGTERM
 
 
 def test_auto_resume_needs_a_directory_that_it_would_find_again(tmp_path: Path) -> None:
