@@ -72,6 +72,9 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         forget_programs()  # all or nothing
         raise
     use(known)
+    from dgl_heta.distdgl.autograd.lacking_gradients import ParameterNumbers
+
+    process_state().of(ParameterNumbers)  # before the script makes a module
     process_state().asked = chosen
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings

@@ -156,6 +156,15 @@ AUTOGRAD: dict[str, Refusal] = {
         "outside of no_sync), or sum it over the trainers by torch.distributed.all_reduce before "
         "anything but sums and scaling",
         "distdgl/test_scope.py::test_a_gradient_is_summed_over_the_trainers_before_it_is_used"),
+    "gradients of unknown parameters": Refusal(
+        "gradients that a script averages by itself, of parameters that are in no module of those "
+        "that all trainers make alike (in lists, in modules by `copy.deepcopy`)",
+        "a backward pass ends",
+        "trainers have gradients of different parameters, as their machines have different "
+        "relations, and cannot tell each other of which: these came into no torch.nn.Module after "
+        "dgl_heta.enable, or trainers have made different modules; {remedy}",
+        "wrap the module in DistributedDataParallel, whose no_sync leaves averages to the script",
+        "distdgl/test_scope.py::test_parameters_in_no_module_cannot_be_averaged_by_a_script"),
     "forward pass let go": Refusal(
         "losses that depend on other forward passes on some trainers, whose batches this trainer "
         "has let go", "`backward()` is called",

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
+from dgl_heta.distdgl.autograd.lacking_gradients import LackingGradients
 from dgl_heta.distdgl.autograd.loss_scope import LossScope
 from dgl_heta.distdgl.batch_ids import IdRegistry
 from dgl_heta.distdgl.batch_sources import BatchSources
@@ -68,6 +69,7 @@ class Session:
     merges : which merges of relations the batches need.
     order : the order of collectives in backward passes.
     scope : what may come to a loss.
+    lacking : zeros for gradients that nobody averages, where another trainer has a part.
     exchange : of partial aggregations and rows.
     backward : tells when a backward pass ends.
     edge_ends : sources and destinations of edges, by their ids.
@@ -140,6 +142,10 @@ class Session:
         self.exchange = GroupExchange(self.group, self.order.chain_of)
         self.scope = LossScope(self)
         self.order.before = self.scope.check
+        self.order.averaging = lambda chain: [
+            parallel.module for parallel in self.parallels if parallel.averages_after(chain)]
+        self.lacking = LackingGradients()
+        self.backward.actions.append(self._fill_gradients)
         self.merges = DueMerges(self.store.schema, self.groups, self.order, run.timeout_s)
         self.batch_ids = IdRegistry(self._say_of_group)
         self.edge_ends = EdgeEnds(self.store)
@@ -155,6 +161,12 @@ class Session:
         self.reading: Any = None
         self._connected = False
         self._said: set[str] = set()
+
+    def _fill_gradients(self) -> None:
+        """Give parameters zeros for gradients that others have, after a backward pass through a
+        forward pass that nobody averages: on all trainers, which have run through the same ones."""
+        if self.group.size > 1 and not all(map(self.order.averaging, self.order.passed)):
+            self.lacking.fill(self.group)
 
     def _verifies(self) -> bool:
         """Return whether to compare checksums: its machine's other trainers read the same files,

@@ -152,9 +152,9 @@ def test_in_inference_merges_may_read_others(tmp_path) -> None:
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES[1:])
 def test_gradients_that_are_asked_for_are_as_in_plain_dgl(machines: int, trainers: int, tmp_path
                                                           ) -> None:
-    """Above all exchanges, and of parameters by task."""
+    """Above all exchanges, of parameters by task, and of one that is above them on a machine."""
     programs = [f'{HERE}.gradients:watched "logits"', f'{HERE}.gradients:tasks "alone"',
-                f'{HERE}.gradients:tasks "wrapped"']
+                f'{HERE}.gradients:tasks "wrapped"', f"{HERE}.gradients:shared"]
     assert differences(programs, machines, trainers, tmp_path) == {}
 
 
@@ -162,3 +162,10 @@ def test_gradients_that_are_asked_for_are_as_in_plain_dgl(machines: int, trainer
 def test_gradients_are_averaged_where_the_loss_depends_on_no_merge(machines: int, trainers: int,
                                                                    tmp_path) -> None:
     assert differences([f"{HERE}.gradients:unused"], machines, trainers, tmp_path) == {}
+
+
+@pytest.mark.parametrize(("machines", "trainers"), [(2, 1), (2, 2)])
+def test_a_trainer_may_have_a_loss_of_parameters_alone(machines: int, trainers: int, tmp_path
+                                                       ) -> None:
+    programs = [f'{HERE}.gradients:zero "{way}"' for way in ("wrapped", "no_sync")]
+    assert differences(programs, machines, trainers, tmp_path) == {}

@@ -41,7 +41,8 @@ OWN = [f"{scopes.__name__}:hooked", *named(scopes.__name__, "ahead", ["jumping"]
        *named(scopes.__name__, "asked", ["contrast"])]
 AVERAGED = [*named(averages.__name__, "without_wrapper", [*averages.RIGHT]),
             *named(averages.__name__, "unsynchronised", ["right"]),
-            *named(averages.__name__, "beside", ["averaged"]), f"{averages.__name__}:head"]
+            *named(averages.__name__, "where_there", ["alone", "no_sync"]),
+           *named(averages.__name__, "beside", ["averaged"]), f"{averages.__name__}:head"]
 KEPT = named(scopes.__name__, "memory", [
     *([way, "paper", True] for way in scopes.COMPLETE), ["set", "author", True],
     ["own", "paper", False]])
@@ -58,6 +59,7 @@ PARTS = {(program, way): named(averages.__name__, program, [way])[0] for program
 INCOMPLETE = named(scopes.__name__, "memory", [
     *([way, "paper", True] for way in scopes.INCOMPLETE), ["set", "paper", False]])
 NORMED = f"{scopes.__name__}:normed"
+UNKNOWN = f'{averages.__name__}:where_there "copy"'
 LATER = {"later", "warmed up"}
 """What is wrong from the second step on."""
 SURE = {"edges of a relation", "root of a shape", "elements"}
@@ -73,7 +75,8 @@ TEXTS = {"edges": "the number of edges of blocks[0]",
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Found]]:
-    programs = [*GROUPS.values(), *SLICED, *ASKED, *AHEAD, *PARTS.values(), *INCOMPLETE, NORMED]
+    programs = [*GROUPS.values(), *SLICED, *ASKED, *AHEAD, *PARTS.values(), *INCOMPLETE, NORMED,
+                UNKNOWN]
     return run(programs, 2, 1, tmp_path_factory.mktemp("refused"), raf=True, settings=PROVE)
 
 
@@ -98,6 +101,16 @@ def test_it_does_so_in_other_shapes(machines: int, trainers: int, tmp_path: Path
 def test_a_loss_of_rows_or_numbers_of_the_group_is_refused(refused: dict[str, list[Found]]
                                                            ) -> None:
     check_losses(refused)
+
+
+def test_a_loss_of_another_type_by_functions_of_the_same_names_is_refused(tmp_path: Path) -> None:
+    """Without a proof of the second step, which has it; where all of these rows are zeros here, by
+    the other trainer alone."""
+    program = f"{scopes.__name__}:in_turn"
+    found = run([program], 2, 1, tmp_path, raf=True, settings=["run.timeout_s=4"])[program]
+    assert any("the loss depends on the states of 'author' after layer 1" in str(each.error)
+               for each in found)
+    assert not any("step (2)" in each.arrays for each in found)
 
 
 def test_a_number_of_rows_that_all_have_in_common_is_refused(tmp_path: Path) -> None:
@@ -151,6 +164,13 @@ def test_a_gradient_is_summed_over_the_trainers_before_it_is_used(
             assert "before it is averaged" in text
             assert f" by {by.get(way, '')}" in text
             assert not each.arrays, program
+
+
+def test_parameters_in_no_module_cannot_be_averaged_by_a_script(refused: dict[str, list[Found]]
+                                                                ) -> None:
+    for each in refused[UNKNOWN]:
+        assert "trainers have gradients of different parameters" in str(each.error)
+        assert "wrap the module in DistributedDataParallel" in str(each.error)
 
 
 def test_incomplete_states_are_not_kept(refused: dict[str, list[Found]]) -> None:

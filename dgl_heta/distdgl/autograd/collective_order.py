@@ -10,7 +10,9 @@ losses, batches kept for later. Each has a chain of its own. A backward pass thr
 needs nothing else: the loss depends on the last exchange, and the chain brings in the others. Where
 several are open, the trainers agree first which chains take part and how far, so that none waits
 for an adjoint that another trainer's loss does not come to. A trainer whose loss does not come to
-such a link begins its backward pass at the link's token, too, with a gradient of zero.
+such a link begins its backward pass at the link's token, too, with a gradient of zero. They agree
+also where one is open whose gradients nobody averages. Where DistributedDataParallel does, each
+trainer knows by itself: a loss of the module's parameters alone belongs to the module's pass.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.partial_gradients import below_merges, check_inputs
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.raf.backward_end import BackwardEnd
-from dgl_heta.raf.chain import Chain, LinkId, NotedLinks, links_of, walk
+from dgl_heta.raf.chain import (
+    Chain,
+    LinkId,
+    NotedLinks,
+    is_link,
+    links_of,
+    walk,
+    walk_above,
+)
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type
 
@@ -50,6 +60,8 @@ class CollectiveOrder(NotedLinks):
     before : is told of the roots of a backward pass, their gradients, and whether all trainers of
         the group are in it (None: those whose roots come to an exchange), before it begins.
     wrapped_only : whether to refuse parameters below the first layer that are none of these.
+    averaging : returns the modules whose gradients are averaged after the backward pass through a
+        chain, by its number.
     """
 
     flags = True
@@ -71,6 +83,7 @@ class CollectiveOrder(NotedLinks):
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
         self.before: Callable[[list[Tensor], list[Any], bool | None], None] = lambda *told: None
+        self.averaging: Callable[[int], list[nn.Module]] = lambda number: []
         self._empty: list[nn.Parameter] = []  # parameters without a gradient before it
         backward.actions.append(self._passed)
 
@@ -151,12 +164,13 @@ class CollectiveOrder(NotedLinks):
         self._running = True
         self._retain = create_graph if retain_graph is None else retain_graph
         try:
-            # With one open forward pass its chain alone keeps the order. Nothing is agreed upon
-            # then, and a loss of no exchange waits for nobody.
-            self.before(roots, grads, True if len(self._open) > 1 else None)
-            if len(self._open) > 1:
-                added = self._missing(roots)
-                roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
+            # With one open forward pass of a wrapped module its chain alone keeps the order.
+            # Nothing is agreed upon then, and a loss of no exchange waits for nobody.
+            agree = len(self._open) > 1 or any(not self.averaging(n) for n in self._open)
+            added = self._missing(roots) if agree else self._strayed(roots)
+            # What is below an added token gets gradients, too, in parts.
+            roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
+            self.before(roots, grads, True if agree or added else None)
             self.roots = roots
             self._empty = [p for p in self.parameters if p.grad is None]
             if inputs is not None:  # what is not on the way to them would not run
@@ -184,6 +198,11 @@ class CollectiveOrder(NotedLinks):
         given = _GRAD.bind(outputs, inputs, *args, **kwargs).arguments
         grads = _gradients_of(roots, given.get("grad_outputs"))
         below = below_merges(roots, wanted)
+        if self._open and any(isinstance(x, nn.Parameter) for x in wanted):
+            # A machine without relations of a type has its parameters above all merges, where
+            # others have them below one. All trainers send this, also those that have them above:
+            # open forward passes are the same on all.
+            below = bool(self.group.all_reduce(torch.tensor([int(below)]), "max", "control"))
         self.before(roots, grads, below)
         if not below:
             return original(outputs, inputs, *args, **kwargs)
@@ -291,6 +310,23 @@ class CollectiveOrder(NotedLinks):
             elif not alive:
                 self._close(number)
         return added
+
+    def _strayed(self, roots: Sequence[Tensor]) -> list[Tensor]:
+        """Return the last token of the one open chain where a loss does not come to it, but to
+        parameters of a module whose gradients are averaged after it.
+
+        Nothing is sent for it. In plain DGL, too, all trainers come to such parameters in one
+        backward pass, or in none: their gradients are averaged in it. So if another trainer's loss
+        comes to the chain, its adjoints wait for this one; and if none does, all add the token.
+        """
+        nodes = walk_above(roots)
+        if any(map(is_link, nodes)):
+            return []
+        reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}
+        return [self._token(chain, chain.length) for number, (chain, _) in self._open.items()
+                if chain.length and any(id(parameter) in reached
+                                        for module in self.averaging(number)
+                                        for parameter in module.parameters())]
 
     def ran(self, link: LinkId) -> None:
         """Note that a link's adjoint begins."""

@@ -53,6 +53,21 @@ def mark_leaf(rows: Tensor, foreign: Tensor, what: str) -> None:
     rows.heta_scope = GroupRows(foreign, what)  # type: ignore[attr-defined]
 
 
+def _rows_of(edge: tuple[Any, int]) -> GroupRows | None:
+    """Return the rows that an output of a node is, if they are marked."""
+    node, output = edge
+    rows: GroupRows | None = getattr(getattr(node, "variable", None), "heta_scope", None) or (
+        node.metadata.get(_KEY, {}).get(output))
+    return rows
+
+
+def _name(edge: tuple[Any, int]) -> str:
+    """Return the name of a node, and which of its outputs is meant; of marked rows what they are.
+    """
+    rows = _rows_of(edge)
+    return f"{edge[0].name()} {edge[1]}{'' if rows is None else f': {rows.what}'}"
+
+
 class AboveMerges:
     """The part of autograd's graph between a loss and all merges and marks below it.
 
@@ -64,7 +79,7 @@ class AboveMerges:
     ----------
     marked : outputs of nodes at which rows are marked.
     merged : whether there are merges below it.
-    structure : a hash of its nodes' names.
+    structure : a hash of its nodes' names, with those right below each, and of what is marked.
     """
 
     def __init__(self, roots: Sequence[Tensor]) -> None:
@@ -77,20 +92,24 @@ class AboveMerges:
         self.marked: dict[tuple[Any, int], GroupRows] = {}
         self.merged = False
         self._nodes: list[Any] = []
+        forms = []
         while pending:
-            node, output = edge = pending.pop()
+            edge = pending.pop()
+            node, below = edge[0], list[tuple[Any, int]]()
             self._nodes.append(node)
-            rows = getattr(getattr(node, "variable", None), "heta_scope", None) or (
-                node.metadata.get(_KEY, {}).get(output))
-            if rows is not None:
+            if (rows := _rows_of(edge)) is not None:
                 self.marked[edge] = rows  # what is below it is the group's, too
             elif is_link(node):
                 self.merged = True
             else:
-                new = {below for below in node.next_functions if below[0] is not None} - seen
+                below = [each for each in node.next_functions if each[0] is not None]
+                new = {*below} - seen
                 seen |= new
                 pending += new
-        self.structure = hash(tuple(sorted(node.name() for node in self._nodes)))
+            forms.append((_name(edge), *map(_name, below)))
+        # Losses of two node types, or of two layers, may have functions of the same names. What is
+        # marked tells them apart, and which functions read it.
+        self.structure = hash(tuple(sorted(forms)))
 
     def wrong(self, grads: Sequence[Tensor | None], cut: AbstractContextManager[None]
               ) -> tuple[str | None, bool]:

@@ -223,6 +223,12 @@ def mark(parameter: Tensor) -> None:
     grad.heta_part = True  # type: ignore[attr-defined]  # sparse ones can be no subclass
 
 
+def parts() -> list[Tensor]:
+    """Return the parameters whose gradients are parts now; no rows of a DistEmbedding."""
+    return [leaf for leaf in state_of(_Marked).parameters if is_part(leaf.grad)
+            and not getattr(leaf, "heta_rows", False) and not getattr(leaf, "heta_token", False)]
+
+
 mark.dgl_heta = True  # type: ignore[attr-defined]
 
 

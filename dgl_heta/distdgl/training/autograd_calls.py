@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -33,9 +34,12 @@ def _backward(original: Any) -> Any:
             with BackwardEnd.whole_pass():  # for wrappers on parts that DGL made
                 original(*args, **kwargs)
         else:
+            if "inputs" in kwargs:
+                kwargs["inputs"] = _kept(kwargs["inputs"])
             inputs = kwargs.get("inputs")
             check_views(() if inputs is None else [inputs] if isinstance(inputs, Tensor) else
                         inputs)
+            session.lacking.drop()
             # What runs inside the pass is ours, and no use of rows by the script.
             with session.scope.aside():
                 session.order.backward(original, *args, **kwargs)
@@ -47,10 +51,17 @@ def _grad(original: Any) -> Any:
         session = current()
         if session is None:
             return original(outputs, inputs, *args, **kwargs)
+        outputs, inputs = _kept(outputs), _kept(inputs)
         check_views([inputs] if isinstance(inputs, Tensor) else inputs)
         with session.scope.aside():
             return session.order.grad(original, outputs, inputs, *args, **kwargs)
     return grad
+
+
+def _kept(tensors: Any) -> Any:
+    """Return tensors that may be gone through several times: those of an iterator
+    (`module.parameters()`) in a list, others as they are."""
+    return list(tensors) if isinstance(tensors, Iterator) else tensors
 
 
 def _looked_at(original: Any) -> Any:

@@ -25,6 +25,7 @@ from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.distdgl.autograd.lacking_gradients import ParameterNumbers
 from dgl_heta.distdgl.autograd.partial_gradients import check_hooks, mark, unmark
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.epochs import Epochs
@@ -140,6 +141,7 @@ class RafParallel(Parallel):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
                 session.order.parameters.append(parameter)
+        state_of(ParameterNumbers).renumber(module)
         session.parallels.append(self)
 
     def _fire(self, parameter: Tensor) -> None:
@@ -148,6 +150,10 @@ class RafParallel(Parallel):
             mark(parameter)  # nobody will average it: a script that does must sum the parts
 
     _fire.dgl_heta = True  # type: ignore[attr-defined]
+
+    def averages_after(self, chain: int) -> bool:
+        """Return whether gradients are averaged after the backward pass through a chain."""
+        return chain in self._chains
 
     def took_part(self) -> bool:
         """Return whether the module had a part in the backward pass that ends.

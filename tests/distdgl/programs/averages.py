@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -169,3 +171,37 @@ def head(t: Trainer) -> None:
         t.record("norm", clip_grad_norm_(top.parameters(), 0.1))
         t.gradients(top)
         top.zero_grad()
+
+
+class One(nn.Module):
+    """A layer over frozen inputs; the weights of its relations have one shape."""
+
+    def __init__(self, t: Trainer) -> None:
+        super().__init__()
+        self.inputs = Net(t.facts, lambda a, b: nn.Identity()).inputs.requires_grad_(False)
+        self.conv = HeteroGraphConv({e: GraphConv(HIDDEN, t.facts.classes, norm="right")
+                                     for _, e, d in t.facts.etypes if d == "paper"}, "sum")
+
+    def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+        states = self.inputs(ids, features)
+        own = {"paper": states["paper"][:blocks[0].num_dst_nodes("paper")]}
+        return self.conv(blocks[0], (states, own))["paper"]
+
+
+def where_there(t: Trainer, way: str) -> None:
+    """Gradients are averaged where there is one, and accumulated over two batches; by "copy" of a
+    module that was never made."""
+    net: Any = copy.deepcopy(One(t)) if way == "copy" else One(t)
+    net = t.parallel(net) if way == "no_sync" else net.double()
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 0.5)
+    for number, batch in zip(range(4), t.loader(layers=1)):
+        with net.no_sync() if way == "no_sync" else contextlib.nullcontext():
+            loss_of(t, net, batch).backward()
+        if number % 2:
+            summed(t, [p.grad for p in parameters if p.grad is not None])
+            for p in parameters:
+                t.record("gradient", torch.zeros_like(p) if p.grad is None else p.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+    t.parameters(net)

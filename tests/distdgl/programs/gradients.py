@@ -153,7 +153,7 @@ def tasks(t: Trainer, way: str) -> None:
             outs = net(blocks, ids, t.features(ids))
         labels = t.labels(seeds)
         losses = [cross_entropy(out, (labels + number) % 4) for number, out in enumerate(outs)]
-        grads = [torch.autograd.grad(loss, parameters, retain_graph=loss is not losses[-1],
+        grads = [torch.autograd.grad(loss, net.parameters(), retain_graph=loss is not losses[-1],
                                      allow_unused=True) for loss in losses]
         for number, each in enumerate(grads if way == "alone" else ()):  # torch's gives zeros
             t.record(f"unused by task {number}", torch.tensor([float(g is None) for g in each]))
@@ -231,3 +231,40 @@ def unused(t: Trainer) -> None:
             cross_entropy(out, t.labels(seeds)).backward()
             t.record("out", out, seeds["paper"])
             t.gradients(net)
+
+
+class Residual(Own):
+    """What is merged is added to own rows: on a machine without a relation from papers their input
+    layer is above all merges."""
+
+    def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor]
+                ) -> Tensor:
+        states = self.inputs(ids, features)
+        merged = self.conv(blocks[0], states)["paper"]
+        return self.linear(merged + states["paper"][:blocks[0].num_dst_nodes("paper")])
+
+
+def shared(t: Trainer) -> None:
+    """The gradient of a layer that tasks share, of each trainer's own loss (GradNorm)."""
+    net = Residual(t).double()
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader(layers=1)):
+        loss = cross_entropy(net(blocks, ids, t.features(ids)), t.labels(seeds))
+        for _ in range(2):
+            t.record("gradient", *torch.autograd.grad(
+                loss, [net.inputs.linear["paper"].weight], retain_graph=True))
+
+
+def zero(t: Trainer, way: str) -> None:
+    """Trainer 1 has no labelled node in its batch, so its loss is 0 times all parameters."""
+    net = t.parallel(Residual(t), find_unused_parameters=False)
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader(layers=1)):
+        with net.no_sync() if way == "no_sync" else contextlib.nullcontext():
+            out = net(blocks, ids, t.features(ids))
+            nothing = 0.0 * torch.stack([p.sum() for p in net.parameters()]).sum()
+            loss = nothing if t.rank == 1 else nothing + cross_entropy(out, t.labels(seeds))
+            net.zero_grad()
+            loss.backward()
+        if way == "no_sync":
+            for p in net.parameters():
+                torch.distributed.all_reduce(p.grad)
+        t.gradients(net)

@@ -305,6 +305,12 @@ def groups(t: Trainer, name: str) -> None:
     run(t, GROUPS[name])
 
 
+def in_turn(t: Trainer) -> None:
+    """Own states in the first step, states of another type by the same functions in the second."""
+    run(t, lambda s, loss: loss + s.levels[1][
+        "author" if s.number else "paper"][:s.n].square().mean())
+
+
 def sliced(t: Trainer, name: str) -> None:
     """Relations are convolved on slices of the block."""
     run(t, GROUPS[name], sliced=True)
