@@ -27,7 +27,7 @@ from dgl_heta.features.row_files import move, to_memory
 from dgl_heta.features.row_kernels import sum_rows
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.system.hashing import hash_key
 
 MODES = ("exact", "replica")
 _CHUNK = 2**16

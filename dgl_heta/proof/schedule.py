@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.system.hashing import hash_key
 
 _RANDOM = 0x9200F  # a number of its own among the keys of hashes
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.sampling_kernels import hash_key, pair_chances
+from dgl_heta.sampling.sampling_kernels import pair_chances
+from dgl_heta.system.hashing import hash_key
 
 Edges = tuple[Relation, np.ndarray, np.ndarray]
 """Some edges of a relation: sources and destinations, int64."""

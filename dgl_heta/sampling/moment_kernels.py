@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dgl_heta.sampling.sampling_kernels import BAD, GOLDEN, mix
+from dgl_heta.sampling.sampling_kernels import BAD
+from dgl_heta.system.hashing import GOLDEN, mix
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
 

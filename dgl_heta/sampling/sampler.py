@@ -23,11 +23,11 @@ from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.moments import Moments, TimeDraws, from_rows
 from dgl_heta.sampling.relation_samples import LayerSampling, OnCores, Sample
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import HubPieces, SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.settings import check_layers, wrong_fanout
 from dgl_heta.store import CSC, Store
+from dgl_heta.system.hashing import hash_key
 
 Fanout = int | Mapping[Relation, int]
 """In-edges to sample of a node by each relation, or by one that is named; -1 for all."""

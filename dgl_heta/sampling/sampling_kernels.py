@@ -2,9 +2,8 @@
 
 Nothing is kept between draws. The neighbours of a node are a function of a key, made of (seed,
 step, layer, relation), and of the node's id; whoever draws them, on whatever worker, draws the
-same. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
-https://doi.org/10.1145/2660193.2660195), a sample without replacement is Floyd's (Bentley and Floyd
-1987, https://doi.org/10.1145/30401.315746).
+same. A sample without replacement is Floyd's (Bentley and Floyd 1987,
+https://doi.org/10.1145/30401.315746).
 
 Where edges have times, a node sees those in-edges that are there at a time of its own. They are its
 first ones, as in-edges ascend by time. `until` has their numbers, keys of the draws, and whether
@@ -18,30 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dgl_heta.system.hashing import GOLDEN, mix
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
-
-_MASK = (1 << 64) - 1
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def hash_key(*numbers: int) -> int:
-    """A 64-bit key of some numbers (SplitMix64 finaliser, chained)."""
-    key = 0x9E3779B97F4A7C15
-    for number in numbers:
-        key = (key ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
-        key = (key ^ (key >> 31)) * 0x94D049BB133111EB & _MASK
-        key ^= key >> 29
-    return key
-
-
-@kernel
-def mix(value):  # type: ignore[no-untyped-def]
-    """The hash of a number (the finaliser)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
 
 BATCH = 32
 """How many drawn edges are read before their sources are looked up."""

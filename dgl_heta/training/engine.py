@@ -14,8 +14,8 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.models import ModelSpec
 from dgl_heta.report.epoch_records import STAGES
-from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.system.device_seconds import DeviceSeconds
+from dgl_heta.system.hashing import hash_key
 from dgl_heta.training.batches import Batch, Batches, Sampler, closing
 from dgl_heta.training.distributed import DistributedModel
 from dgl_heta.training.metrics import Tally

@@ -35,9 +35,9 @@ from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.raf.wrapper import Raf, data_parallel
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 from dgl_heta.sampling.moments import KEYED
-from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares
+from dgl_heta.system.hashing import hash_key
 from dgl_heta.training.batches import Batch, Place
 from dgl_heta.training.worker_partition import WorkerPartition
 

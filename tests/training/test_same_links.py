@@ -25,13 +25,13 @@ from dgl_heta.sampling.same_links import overlaps
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_kernels import (
     count_sampled,
-    hash_key,
     sample_neighbors,
     sample_pieces,
 )
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.system.hashing import hash_key
 from dgl_heta.training.tasks import LinkPrediction, make_task
 from tests.support.copies import copies, within
 from tests.support.waiting import PATIENCE

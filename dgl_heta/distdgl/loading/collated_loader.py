@@ -29,7 +29,7 @@ from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import listing
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.system.hashing import hash_key
 from dgl_heta.system.patching import patch_all
 
 log = logging.getLogger("dgl_heta")

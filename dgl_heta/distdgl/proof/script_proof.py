@@ -30,7 +30,7 @@ from dgl_heta.proof.outside import drawn_since, torch_states
 from dgl_heta.proof.proving import IN_SINGLE, Proof
 from dgl_heta.proof.schedule import Schedule
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.system.hashing import hash_key
 from dgl_heta.system.nested import of_type
 
 log = logging.getLogger("dgl_heta")
