@@ -19,26 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema, read_json
-from dgl_heta.planning.metatree import (
-    Metapath,
-    SubMetatree,
-    metagraph,
-    parse_metapaths,
-    sub_metatrees,
-)
+from dgl_heta.planning.metatree import Metapath, SubMetatree, metagraph
 from dgl_heta.planning.offloading import SharingDecision, partitions_with_owners
-from dgl_heta.planning.ownership import Ownership, check_counts
-from dgl_heta.planning.partition_shares import (
-    Partition,
-    Piece,
-    Share,
-    check_pieces,
-    holders,
-    is_whole,
-    partitions_of_pieces,
-    partitions_of_shares,
-    used_relations,
-)
+from dgl_heta.planning.ownership import Ownership
+from dgl_heta.planning.partition_shares import Partition, Share, holders, partitions_of_shares
+from dgl_heta.planning.plan_assignment import read_assignment
 from dgl_heta.system.checksums import agrees, signed
 
 if TYPE_CHECKING:
@@ -380,7 +365,10 @@ class Plan:
         try:
             for entry in data.get("ownership", ()) if directory else ():
                 entry["file"] = str(directory / entry["file"])
-            plan = cls._rebuilt(data, schema, origin)
+            given = read_assignment(data, schema, origin)
+            plan = cls(schema, *given).with_owners({
+                schema.find_relation(names).src: int(owner)
+                for names, owner in data.get("delegates", ())}) if given else None
             same = plan is not None and plan.to_json() == data
         except KeyError as error:
             raise InputError(f"plan {origin} is damaged: it lacks the field {error}") from None
@@ -393,43 +381,6 @@ class Plan:
             )
         return plan
 
-    @classmethod
-    def _rebuilt(cls, data: dict[str, Any], schema: Schema, origin: str) -> Plan | None:
-        """The plan that follows from the assignment alone; None if nothing does."""
-        targets = tuple(data["target"] if isinstance(data["target"], list) else [data["target"]])
-        paths = parse_metapaths(data["metapaths"], schema, origin) if data["metapaths"] else []
-        hops, method, replication = data["hops"], data["method"], data["replication"]
-        # First of all, because what follows takes time in proportion to the number of hops.
-        if not data["partitions"] or any(len(p["layers"]) != hops for p in data["partitions"]):
-            return None
-        ownership: dict[Relation, Ownership] = {}
-        if replication == "none":
-            trees = tuple(sub_metatrees(schema, targets, hops))
-            ownership = {schema.find_relation(entry["relation"]): Ownership.from_json(entry)
-                         for entry in data.get("ownership", ())}
-            pieces = [[piece for piece in _pieces(p, schema) if piece[0] not in ownership]
-                      for p in data["partitions"]]
-            used = used_relations(schema, trees)
-            check_pieces(pieces, [r for r in used if r not in ownership], schema, len(pieces),
-                         method)
-            if not (ownership.keys() <= set(used)
-                    and check_counts(ownership, schema, len(pieces))):
-                return None
-            partitions = partitions_of_pieces(schema, targets, hops, trees, pieces, ownership)
-        else:
-            trees = tuple(sub_metatrees(schema, targets, hops, paths))
-            assignment = [
-                (int(p["group"]), {int(i): Share(*map(int, s))
-                                   for i, s in zip(p["sub_metatrees"], p["shares"])})
-                for p in data["partitions"]]
-            if not is_whole(assignment, len(trees)):
-                return None
-            partitions = partitions_of_shares(schema, targets, hops, trees, assignment)
-        plan = cls(schema, targets, hops, method, tuple(paths), trees, partitions, replication,
-                   ownership)
-        return plan.with_owners({schema.find_relation(names).src: int(owner)
-                                 for names, owner in data.get("delegates", ())})
-
 
 def _check_bytes(sizes: Iterable[int]) -> None:
     """Refuse a plan whose file would be larger than is read, before memory is full of it."""
@@ -437,10 +388,3 @@ def _check_bytes(sizes: Iterable[int]) -> None:
         raise InputError(f"the plan takes more than {PLAN_BYTES:,} bytes of JSON, the most that is "
                          "read; use fewer partitions or hops, metapaths, or a graph with fewer "
                          "relations")
-
-
-def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:
-    """The pieces of a partition from its JSON."""
-    ranges = {Relation(*r): (int(low), int(high)) for r, low, high in partition["ranges"]}
-    relations = [schema.find_relation(names) for names in partition["relations"]]
-    return [(r, *ranges.get(r, (0, schema.node_counts[r.dst]))) for r in relations]
