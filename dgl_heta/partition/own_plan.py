@@ -104,15 +104,18 @@ def check_memory(plan: Plan, settings: Settings, work: Workload | None = None) -
     ----------
     work : default: that of a training with these settings.
     """
-    limit = settings.partition.memory_limit
-    if limit is None:
-        return
-    most = largest(plan, work or Workload.of(settings, parts=plan.num_parts))
-    if most > limit:
-        raise InputError(
-            f"a part of the partition holds {mb(most)} MB, {mb(most - limit)} MB more than "
-            f"partition.memory_mb = {mb(limit)}; make another partition with --memory-mb, or "
-            "raise the limit")
+    _check_holds(plan, settings.partition.memory_limit, work or _work(plan, settings),
+                 "a part of the partition", "make another partition with --memory-mb")
+
+
+def _check_holds(plan: Plan, limit: int | None, work: Workload, what: str, remedy: str) -> None:
+    if limit is not None and (most := largest(plan, work)) > limit:
+        raise InputError(f"{what} holds {mb(most)} MB, {mb(most - limit)} MB more than "
+                         f"partition.memory_mb = {mb(limit)}; {remedy}, or raise the limit")
+
+
+def _work(plan: Plan, settings: Settings) -> Workload:
+    return Workload.of(settings, parts=plan.num_parts)
 
 
 def followed(plan: Plan, settings: Settings, registry: Plugins,
@@ -130,12 +133,7 @@ def followed(plan: Plan, settings: Settings, registry: Plugins,
     """
     wrapper = registry.get("module wrapper", settings.train.wrapper)
     new: Plan = wrapper.plan(plan)
-    limit = limit or settings.partition.memory_limit
-    if new is not plan and limit is not None:
-        most = largest(new, work or Workload.of(settings, parts=new.num_parts))
-        if most > limit:
-            raise InputError(
-                f"with train.wrapper = {wrapper.name} a worker holds {mb(most)} MB, "
-                f"{mb(most - limit)} MB more than partition.memory_mb = {mb(limit)}; leave the "
-                "wrapper out, or raise the limit")
+    if new is not plan:
+        _check_holds(new, limit or settings.partition.memory_limit, work or _work(new, settings),
+                     f"with train.wrapper = {wrapper.name} a worker", "leave the wrapper out")
     return new
