@@ -22,7 +22,7 @@ from dgl_heta.distdgl.autograd import trace as tracing
 from dgl_heta.distdgl.autograd.batch_counts import BatchCounts
 from dgl_heta.distdgl.autograd.dependence import Source
 from dgl_heta.distdgl.autograd.trace import Trace
-from tests.distdgl.programs import averages, scopes
+from tests.distdgl.programs import averages, memories, scopes
 from tests.support import warm
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.programs import SHAPES, Found, compare, dealt, differences, run
@@ -42,11 +42,11 @@ OWN = [f"{scopes.__name__}:hooked", *named(scopes.__name__, "ahead", ["jumping"]
 AVERAGED = [*named(averages.__name__, "without_wrapper", [*averages.RIGHT]),
             *named(averages.__name__, "unsynchronised", ["right"]),
             *named(averages.__name__, "where_there", ["alone", "no_sync"]),
-           *named(averages.__name__, "beside", ["averaged"]), f"{averages.__name__}:head"]
-KEPT = named(scopes.__name__, "memory", [
-    *([way, "paper", True] for way in scopes.COMPLETE), ["set", "author", True],
+            *named(averages.__name__, "beside", ["averaged"]), f"{averages.__name__}:head"]
+KEPT = named(memories.__name__, "memory", [
+    *([way, "paper", True] for way in memories.COMPLETE), ["set", "author", True],
     ["own", "paper", False]])
-COMPLETED = named(scopes.__name__, "memory", [["set", "paper", True], ["copied", "paper", True]])
+COMPLETED = named(memories.__name__, "memory", [["set", "paper", True], ["copied", "paper", True]])
 """Exact if all states are complete."""
 
 GROUPS = {name: named(scopes.__name__, "groups", [name])[0] for name in scopes.GROUPS}
@@ -56,8 +56,8 @@ AHEAD = named(scopes.__name__, "ahead", ["negatives by ids", "masked share", "ed
 PARTS = {(program, way): named(averages.__name__, program, [way])[0] for program, ways in (
     ("without_wrapper", averages.WRONG), ("unsynchronised", ["norms", "clipped", "Adam"]),
     ("beside", ["dense", "sparse"])) for way in ways}
-INCOMPLETE = named(scopes.__name__, "memory", [
-    *([way, "paper", True] for way in scopes.INCOMPLETE), ["set", "paper", False]])
+INCOMPLETE = named(memories.__name__, "memory", [
+    *([way, "paper", True] for way in memories.INCOMPLETE), ["set", "paper", False]])
 NORMED = f"{scopes.__name__}:normed"
 UNKNOWN = f'{averages.__name__}:where_there "copy"'
 LATER = {"later", "warmed up"}
