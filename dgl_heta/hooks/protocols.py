@@ -208,8 +208,7 @@ class ModelProvider(Provider, Protocol):
     precomputed: str | None = None
     """The name of the :class:`ModelInputs` that it reads; None for a model over sampled blocks."""
     reads: Collection[str] | None = None
-    """Settings of `model` that it reads beside `layers` and `hidden`; None: it is not known. Others
-    that are set are named in a warning."""
+    """Settings of `model` beside `layers` and `hidden` that it reads: others warn. None: none."""
 
     @abstractmethod
     def build(self, spec: ModelSpec) -> nn.Module:
@@ -285,8 +284,7 @@ class WrapContext:
     tables : parameters of which rows move alone, because a step touches few of them
         (`nn.Embedding` in scripts).
     replicas : whether each worker trains `tables` for itself (`train.learnable = replica`).
-    in_place : whether an average is to be written into the gradient that is there, of which a
-        script may have views.
+    in_place : whether to write averages into gradients that are there: a script may have views.
     """
 
     world: Comm

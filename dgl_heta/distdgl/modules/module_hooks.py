@@ -27,6 +27,13 @@ def own_hook(hook: Function) -> Function:
     return hook
 
 
+def around(original: Callable[..., Any], listener: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that goes through a listener, which is given the original one."""
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        return listener(original, *args, **kwargs)
+    return own_hook(heard)
+
+
 def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
     """Return whether a module is exactly of a class, and calling it runs that class's code alone.
 

@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_rows import EdgeRows
-from dgl_heta.distdgl.modules.module_hooks import own_hook
+from dgl_heta.distdgl.modules.module_hooks import around
 from dgl_heta.distdgl.modules.registered_convs import is_hetero_conv
 from dgl_heta.distdgl.proof.comparable import (
     fill_embeddings,
@@ -50,6 +50,7 @@ from dgl_heta.distdgl.proof.row_nodes import (
     nodes_of,
     sources,
     values_of,
+    words_on,
 )
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
@@ -60,9 +61,8 @@ from dgl_heta.system.nested import items_of, of_type
 
 BATCHES = 8
 """Batches of a pass in which neither an optimizer steps nor anything is evaluated."""
-PASSES = 4
-"""Passes over data loaders after the first step, in which nothing is evaluated."""
-PASSES_WITHOUT_STEP = 8
+PASSES, PASSES_WITHOUT_STEP = 4, 8
+"""Passes over data loaders after the first step, in which nothing is evaluated; before it."""
 
 
 class _Recording:
@@ -123,11 +123,11 @@ class Recorder:
         """Hear of modules, backward passes, optimizers and embeddings from now on."""
         # `_call_impl`, not hooks: what a module is given is wanted before its own hooks change it,
         # and what it returns after them.
-        nn.Module._call_impl = _around(nn.Module._call_impl, self._call)  # type: ignore[method-assign]
-        torch.autograd.backward = _around(torch.autograd.backward, self._backward_pass)
+        nn.Module._call_impl = around(nn.Module._call_impl, self._call)  # type: ignore[method-assign]
+        torch.autograd.backward = around(torch.autograd.backward, self._backward_pass)
         register_optimizer_step_post_hook(self._stepped)
-        DistSparseGradOptimizer.step = _around(DistSparseGradOptimizer.step, self._sparse_step)
-        DistEmbedding.__call__ = _around(DistEmbedding.__call__, self._look_up)
+        DistSparseGradOptimizer.step = around(DistSparseGradOptimizer.step, self._sparse_step)
+        DistEmbedding.__call__ = around(DistEmbedding.__call__, self._look_up)
 
     # --- what the loader tells -------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Recorder:
              nodes: RowNodes | None, layer: int = 0) -> None:
         """Record a tensor, at a path in what a module is given or returns; its rows by node id."""
         assert self._step is not None
-        key = Key(kind, name, _detail(kind, path, nodes, layer), self._step)
+        key = Key(kind, name, words_on(kind, path, nodes, layer), self._step)
         self._calls[key] += 1
         if (number := self._calls[key]) > 1:
             key = key._replace(detail=f"{key.detail}, call {number}")
@@ -395,30 +395,6 @@ class Recorder:
             self.record.save(self.directory)
 
 
-def _detail(kind: str, path: tuple[Any, ...], nodes: RowNodes | None, layer: int) -> str:
-    """Return words on which tensor it is, the same in both runs: the messages have them."""
-    words = [f"layer {layer}"] if layer else []
-    if nodes is not None:
-        words.append(f"node type '{nodes.ntype}'")
-    names = [repr(p) for p in path if isinstance(p, str) and (
-        nodes is None or p != nodes.ntype)]
-    words += [f"argument {' '.join(names)}"] if names and kind == "input" else names
-    positions = [str(p) for p in path if isinstance(p, int)]
-    if kind == "input" and positions:
-        words.append(f"argument {positions[0]}" + (
-            f", tensor {positions[1]}" if len(positions) > 1 else ""))
-    elif positions:
-        words.append(f"tensor {positions[0]}")
-    return ", ".join(words)
-
-
 def _note(names: list[str], name: str) -> None:
     if name not in names:
         names.append(name)
-
-
-def _around(original: Callable[..., Any], listener: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that goes through a listener, which is given the original one."""
-    def heard(*args: Any, **kwargs: Any) -> Any:
-        return listener(original, *args, **kwargs)
-    return own_hook(heard)

@@ -127,3 +127,20 @@ def _but_others_seeds(shares: SeedShares, rows: int) -> np.ndarray:
     complete = np.ones(rows, bool)
     complete[shares.own:shares.total] = False
     return complete
+
+
+def words_on(kind: str, path: tuple[Any, ...], nodes: RowNodes | None, layer: int) -> str:
+    """Return words on which tensor it is, the same in both runs: the messages have them."""
+    words = [f"layer {layer}"] if layer else []
+    if nodes is not None:
+        words.append(f"node type '{nodes.ntype}'")
+    names = [repr(p) for p in path if isinstance(p, str) and (
+        nodes is None or p != nodes.ntype)]
+    words += [f"argument {' '.join(names)}"] if names and kind == "input" else names
+    positions = [str(p) for p in path if isinstance(p, int)]
+    if kind == "input" and positions:
+        words.append(f"argument {positions[0]}" + (
+            f", tensor {positions[1]}" if len(positions) > 1 else ""))
+    elif positions:
+        words.append(f"tensor {positions[0]}")
+    return ", ".join(words)
