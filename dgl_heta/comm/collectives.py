@@ -196,13 +196,13 @@ class Comm:
             return out.to(rows.device)
         return end
 
-    def broadcast(self, tensor: Tensor, cause: str) -> None:
-        """Copy worker 0's values into `tensor` of every worker, in place."""
+    def broadcast(self, tensor: Tensor, cause: str, source: int = 0) -> None:
+        """Copy a worker's values into `tensor` of every worker, in place."""
         if self.size == 1:
             return
         work = tensor.to(self.device(tensor)).contiguous()
-        with self._watched(cause, work.nbytes if self.rank == 0 else 0, work.device):
-            dist.broadcast(work, self.ranks[0], group=self.group)
+        with self._watched(cause, work.nbytes if self.rank == source else 0, work.device):
+            dist.broadcast(work, self.ranks[source], group=self.group)
         tensor.copy_(work)
 
     def barrier(self) -> None:

@@ -55,12 +55,9 @@ class GradientAverage:
         params = [p for p in parameters if p.requires_grad]
         if world.size == 1 or not params:
             return
-        for param in params:
-            if param.grad is not None and param.grad.layout != torch.strided:
-                raise InputError(
-                    f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows "
-                    "in dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move "
-                    "alone, or use sparse=False")
+        _check_dense(params)
+        if self._in_place:
+            _part(params)
         # A script may freeze or add parameters between steps. What was learned of owners is then
         # about others, and every worker forgets it alike.
         if len(self.owners) != len(params):
@@ -129,6 +126,26 @@ class GradientAverage:
     def _spread(self, params: Sequence[nn.Parameter], flat: Tensor) -> None:
         for param, piece in zip(params, flat.split([p.numel() for p in params])):
             give(param, piece.view_as(param), self._in_place)
+
+
+def _check_dense(params: Sequence[nn.Parameter]) -> None:
+    for param in params:
+        if param.grad is not None and param.grad.layout != torch.strided:
+            raise InputError(
+                f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows in "
+                "dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move alone, or "
+                "use sparse=False")
+
+
+def _part(params: Sequence[nn.Parameter]) -> None:
+    """Let each parameter have a gradient of its own: autograd gives both summands of a sum the same
+    tensor, and two averages cannot be written into it."""
+    storages = set[int]()
+    for param in params:
+        if param.grad is not None and param.numel():
+            if param.grad.data_ptr() in storages:
+                param.grad = param.grad.clone()
+            storages.add(param.grad.data_ptr())
 
 
 def _flags(params: Sequence[nn.Parameter]) -> Tensor:

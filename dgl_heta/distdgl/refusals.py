@@ -384,11 +384,13 @@ MODULES: dict[str, Refusal] = {
         "give the same in all, or set partition.shared = rows",
         "distdgl/test_refused.py::test_states_that_trainers_cannot_send"),
     "own functions in a large group": Refusal(
-        "user-defined reduce functions, maxima and minima in `multi_update_all`, in a group of "
-        "more than 62 trainers", "`multi_update_all` is called",
+        "user-defined reduce functions, maxima and minima in `multi_update_all`, and maxima and "
+        "minima with an apply function in `update_all` on a slice, in a group of more than 62 "
+        "trainers", "`multi_update_all` or `update_all` is called",
         "a group has {trainers} trainers; {remedy}",
-        "a user-defined reduce function, or a maximum or minimum, in multi_update_all works with "
-        "{most}", "distdgl/test_refused.py::test_own_functions_in_a_large_group"),
+        "a user-defined reduce function, or a maximum or minimum, in multi_update_all, or one with "
+        "an apply function in update_all on a slice, works with {most}",
+        "distdgl/test_refused.py::test_own_functions_in_a_large_group"),
     "own reduce and apply functions for rows without edges": Refusal(
         "a user-defined reduce function together with an apply function in `multi_update_all`, "
         "where rows have no edges", "`multi_update_all` is called",

@@ -283,7 +283,7 @@ class WrapContext:
         an epoch. In a script they are known when its training loader is.
     tables : parameters of which rows move alone, because a step touches few of them
         (`nn.Embedding` in scripts).
-    replicas : whether each worker trains `tables` for itself (`train.learnable = replica`).
+    replicas : those of which each worker trains a copy (`train.learnable = replica`).
     in_place : whether to write averages into gradients that are there: a script may have views.
     """
 
@@ -291,7 +291,7 @@ class WrapContext:
     group: Comm
     owned: Callable[[], int]
     tables: tuple[nn.Parameter, ...] = ()
-    replicas: bool = False
+    replicas: tuple[nn.Parameter, ...] = ()
     in_place: bool = False
 
 

@@ -24,7 +24,7 @@ class BackwardEnd:
     Attributes
     ----------
     actions : called in order, without arguments.
-    failed : whether the last pass that it heard of did not come to its end.
+    failures : called where a pass that it heard of does not come to its end.
     """
 
     _hearing: ClassVar[list[BackwardEnd] | None] = None
@@ -32,7 +32,8 @@ class BackwardEnd:
 
     def __init__(self) -> None:
         self.actions: list[Callable[[], None]] = []
-        self._pending = self.failed = False
+        self.failures: list[Callable[[], None]] = []
+        self._pending = False
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Hear of backward passes from the gradients of parameters."""
@@ -72,7 +73,8 @@ class BackwardEnd:
         except BaseException:
             for end in hearing:
                 end.forget()
-                end.failed = True
+                for tell in end.failures:
+                    tell()
             raise
         finally:
             BackwardEnd._hearing = None
@@ -91,6 +93,6 @@ class BackwardEnd:
             self._pending = before
 
     def _end(self) -> None:
-        self._pending = self.failed = False
+        self._pending = False
         for action in self.actions:
             action()

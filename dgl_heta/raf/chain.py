@@ -294,27 +294,15 @@ def reached_by_rows(roots: Sequence[Tensor], unused: Set[LinkId]) -> set[LinkId]
     return {node.link for node, output in edges if output == 0 and is_link(node)}
 
 
-def walk_above(roots: Sequence[Tensor]) -> list[Any]:
-    """The nodes of autograd's graph below tensors, down to the first links, which are among them.
-    """
-    pending = [t.grad_fn for t in roots if t.grad_fn is not None]
-    nodes: dict[Any, None] = {}
-    while pending:
-        node = pending.pop()
-        if node not in nodes:
-            nodes[node] = None
-            if not is_link(node):
-                pending += [below for below, _ in node.next_functions if below is not None]
-    return [*nodes]
-
-
-def walk(roots: Sequence[Tensor], unused: Set[LinkId] = frozenset()) -> list[Any]:
+def walk(roots: Sequence[Tensor], unused: Set[LinkId] = frozenset(), above: bool = False
+         ) -> list[Any]:
     """The nodes of autograd's graph below tensors; below links that are `unused` those alone that
-    their tokens come from."""
-    return walk_below([t.grad_fn for t in roots if t.grad_fn is not None], unused)
+    their tokens come from, with `above` none below any link."""
+    return walk_below([t.grad_fn for t in roots if t.grad_fn is not None], unused, above)
 
 
-def walk_below(nodes: Sequence[Any], unused: Set[LinkId] = frozenset()) -> list[Any]:
+def walk_below(nodes: Sequence[Any], unused: Set[LinkId] = frozenset(), above: bool = False
+               ) -> list[Any]:
     """The same from nodes of the graph, which are among them."""
     pending = list(nodes)
     seen: set[Any] = set()
@@ -325,7 +313,8 @@ def walk_below(nodes: Sequence[Any], unused: Set[LinkId] = frozenset()) -> list[
             continue
         seen.add(node)
         nodes_below.append(node)
-        pending.extend(below for below, _ in _below(node, unused) if below is not None)
+        if not (above and is_link(node)):
+            pending.extend(below for below, _ in _below(node, unused) if below is not None)
     return nodes_below
 
 

@@ -34,7 +34,9 @@ class GradientSync(WrappedModule):
         # move.
         alone = {id(table) for table in context.tables}
         self._dense = [p for p in module.parameters() if id(p) not in alone]
-        self._replicas = [_Replica(table, context) for table in context.tables if context.replicas]
+        self._replicas = [_Replica(table, context) for table in context.replicas]
+        copies = {id(table) for table in context.replicas}
+        self._tables = [table for table in context.tables if id(table) not in copies]
 
     def state(self) -> dict[str, Tensor]:
         return {"owners": torch.tensor(self._average.owners, dtype=torch.int64)}
@@ -47,9 +49,8 @@ class GradientSync(WrappedModule):
         self._average(self._dense, world)
         for replica in self._replicas:
             replica.divide()
-        if not self._context.replicas:
-            for table in self._context.tables:
-                average_rows(table, world, self._context.in_place)
+        for table in self._tables:
+            average_rows(table, world, self._context.in_place)
 
 
 class _Replica:

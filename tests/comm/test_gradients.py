@@ -86,6 +86,20 @@ def test_averages_are_those_of_all_gradients_whoever_has_them(runs: list[dict[st
                 torch.testing.assert_close(grad, wanted, rtol=1e-14, atol=1e-15)
 
 
+def test_summands_that_autograd_gives_one_gradient_have_averages_of_their_own() -> None:
+    def work(comm: ThreadComm) -> list[torch.Tensor]:
+        pair = nn.ParameterList(nn.Parameter(torch.zeros(2)) for _ in range(2))
+        sync = GradientSync(pair, WrapContext(comm, comm, lambda: 1, in_place=True))
+        total = pair[0].view(-1) + pair[1].view(-1) if comm.rank == 0 else pair[0] * 10
+        total.sum().backward()
+        sync.after_backward()
+        return [parameter.grad for parameter in pair]
+
+    for first, second in together(2, work):
+        assert first.tolist() == [5.5, 5.5]
+        assert second.tolist() == [0.5, 0.5]
+
+
 def test_parameters_that_are_frozen_at_first_are_averaged_once_they_are_not() -> None:
     def work(comm: ThreadComm) -> torch.Tensor:
         layer = nn.Linear(1, 1, bias=False)

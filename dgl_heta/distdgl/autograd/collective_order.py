@@ -30,15 +30,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.partial_gradients import below_merges, check_inputs
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.raf.backward_end import BackwardEnd
-from dgl_heta.raf.chain import (
-    Chain,
-    LinkId,
-    NotedLinks,
-    is_link,
-    links_of,
-    walk,
-    walk_above,
-)
+from dgl_heta.raf.chain import Chain, LinkId, NotedLinks, is_link, links_of, walk
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type
 
@@ -319,7 +311,7 @@ class CollectiveOrder(NotedLinks):
         backward pass, or in none: their gradients are averaged in it. So if another trainer's loss
         comes to the chain, its adjoints wait for this one; and if none does, all add the token.
         """
-        nodes = walk_above(roots)
+        nodes = walk(roots, above=True) if self._open else []
         if any(map(is_link, nodes)):
             return []
         reached = {id(node.variable) for node in nodes if hasattr(node, "variable")}

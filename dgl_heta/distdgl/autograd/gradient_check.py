@@ -61,13 +61,6 @@ def _rows_of(edge: tuple[Any, int]) -> GroupRows | None:
     return rows
 
 
-def _name(edge: tuple[Any, int]) -> str:
-    """Return the name of a node, and which of its outputs is meant; of marked rows what they are.
-    """
-    rows = _rows_of(edge)
-    return f"{edge[0].name()} {edge[1]}{'' if rows is None else f': {rows.what}'}"
-
-
 class AboveMerges:
     """The part of autograd's graph between a loss and all merges and marks below it.
 
@@ -79,7 +72,7 @@ class AboveMerges:
     ----------
     marked : outputs of nodes at which rows are marked.
     merged : whether there are merges below it.
-    structure : a hash of its nodes' names, with those right below each, and of what is marked.
+    structure : a hash of its nodes' names, of what is right below each, and of what is marked.
     """
 
     def __init__(self, roots: Sequence[Tensor]) -> None:
@@ -87,29 +80,30 @@ class AboveMerges:
             (t.grad_fn, t.output_nr) for t in roots if t.grad_fn is not None]
         # By outputs and not by nodes: one output of a node may be rows of the group, and another
         # not (`split`).
-        seen = set(pending)
+        places = {edge: place for place, edge in enumerate(pending)}
         self._roots = list(roots)
         self.marked: dict[tuple[Any, int], GroupRows] = {}
         self.merged = False
-        self._nodes: list[Any] = []
         forms = []
-        while pending:
-            edge = pending.pop()
-            node, below = edge[0], list[tuple[Any, int]]()
-            self._nodes.append(node)
+        for edge in pending:  # which grows
+            node, output = edge
+            below = []
             if (rows := _rows_of(edge)) is not None:
                 self.marked[edge] = rows  # what is below it is the group's, too
             elif is_link(node):
                 self.merged = True
             else:
-                below = [each for each in node.next_functions if each[0] is not None]
-                new = {*below} - seen
-                seen |= new
-                pending += new
-            forms.append((_name(edge), *map(_name, below)))
+                for each in node.next_functions:
+                    if each[0] is not None:
+                        if each not in places:
+                            places[each] = len(pending)
+                            pending.append(each)
+                        below.append(places[each])
+            forms.append((node.name(), output, None if rows is None else rows.what, *below))
+        self._nodes = [node for node, _ in pending]
         # Losses of two node types, or of two layers, may have functions of the same names. What is
         # marked tells them apart, and which functions read it.
-        self.structure = hash(tuple(sorted(forms)))
+        self.structure = hash(tuple(forms))
 
     def wrong(self, grads: Sequence[Tensor | None], cut: AbstractContextManager[None]
               ) -> tuple[str | None, bool]:

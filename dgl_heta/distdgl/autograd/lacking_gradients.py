@@ -59,12 +59,15 @@ class ParameterNumbers:
         made modules of its own; all trainers call it."""
         self._next = ((self._next >> _BITS) + 1) << _BITS
 
-    def renumber(self, module: nn.Module) -> None:
-        """Number a module's parameters again, at such a place; those of a copy have no number."""
+    def renumber(self, module: nn.Module) -> range:
+        """Number a module's parameters again, at such a place; those of a copy have no number.
+        Returns the numbers."""
         self.begin()
+        first = self._next
         for part in module.modules():
             for name in part._parameters:
                 self._add(part, name)
+        return range(first, self._next)
 
     def parameters(self) -> dict[int, Tensor]:
         """Return the parameters that are there, by number, the largest number first."""
@@ -75,13 +78,18 @@ class ParameterNumbers:
 
 
 class LackingGradients:
-    """The zeros that one trainer was given, since it has opened a graph."""
+    """The zeros that one trainer was given, since it has opened a graph.
+
+    Attributes
+    ----------
+    same : numbers that stand for the same on all trainers.
+    """
 
     def __init__(self) -> None:
         state_of(ParameterNumbers).begin()
         # Of models of before, which may be gone on other trainers.
         self._old = {id(p.grad): p.grad for p in parts()}
-        self._same: set[int] = set()  # numbers that stand for the same on all trainers
+        self.same: set[int] = set()
         self._zeros: list[tuple[Tensor, Tensor]] = []  # parameters and their gradients
 
     def fill(self, group: Comm) -> None:
@@ -103,7 +111,7 @@ class LackingGradients:
         of_each = [dict(pairs) for pairs, _ in every]
         sparse = {number: is_sparse for of in of_each for number, is_sparse in of.items()}
         lacking = sorted(number for number in sparse if not all(number in of for of in of_each))
-        self._compare([n for n in lacking if n not in self._same], parameters, group)
+        self._compare([n for n in lacking if n not in self.same], parameters, group)
         if not all(_alike(of, unknown) for _, of in every):
             refuse("gradients of unknown parameters")
         for number in lacking:
@@ -114,15 +122,15 @@ class LackingGradients:
                 self._zeros.append((parameter, parameter.grad))
 
     def _compare(self, new: list[int], parameters: dict[int, Tensor], group: Comm) -> None:
-        """Check that numbers stand for the same parameters on all trainers that have them."""
+        """Check that numbers stand for the same parameters on all trainers."""
         if not new:  # on all trainers alike, as it follows from what all have sent
             return
         own = [_look(parameters[n]) if n in parameters else None for n in new]
         for looks in zip(*group.all_gather_json(own, _CAUSE)):
-            there = [look for look in looks if look is not None]
-            if not all(_alike([look], there[:1]) for look in there):
+            # One that a trainer does not have may have another number there.
+            if None in looks or not all(_alike([look], [looks[0]]) for look in looks):
                 refuse("gradients of unknown parameters")
-        self._same.update(new)
+        self.same.update(new)
 
     def drop(self) -> None:
         """Take zeros away that nobody has used, before another backward pass: averages go by who

@@ -47,7 +47,7 @@ class Buffers:
         sources = self._sources(now)
         for name in self._names:
             if name in now and now[name].numel():
-                self._copy(now[name].data, sources.get(name, 0))
+                self._world.broadcast(now[name].data, "control", sources.get(name, 0))
         self._keep(now)
 
     def _sources(self, now: dict[str, Tensor]) -> dict[str, int]:
@@ -72,12 +72,3 @@ class Buffers:
     def _keep(self, now: dict[str, Tensor]) -> None:
         self._sent = {name: now[name].detach().clone() for names in self._norms for name in names
                       if name in now and now[name].is_floating_point()}
-
-    def _copy(self, state: Tensor, source: int) -> None:
-        """Let a buffer have the values of a trainer."""
-        if not source:
-            self._world.broadcast(state, "control")
-            return
-        sizes = [int(rank == source) for rank in range(self._world.size)]
-        row = state.reshape(1, -1)[:sizes[self._world.rank]]
-        state.copy_(self._world.all_gather_rows(row, sizes, "control").view_as(state))

@@ -61,28 +61,28 @@ class Parallel:
     def __init__(self, module: nn.Module, wrapper: ModuleWrapper, world: Comm, group: Comm,
                  backward: BackwardEnd, buffers: bool = True,
                  counts: Collection[int] | None = None) -> None:
-        self.module, self._world, self._backward = module, world, backward
+        self.module, self._world = module, world
         self._together = world.size > 1 and not wrapper.uneven_steps
-        self._ran = False
+        self._ran = self._failed = False
         self._trained = True
-        replicas = selected().train.learnable == "replica"
+        tables: list[Any] = [*{id(m.weight): m.weight for m in module.modules()
+                               if isinstance(m, nn.Embedding) and m.weight.requires_grad}.values()]
         # A replica is of nodes. Other tables (classes, a decoder's relations) are no reason for
         # trainers to differ, and are averaged.
-        tables = {id(m.weight): m.weight for m in module.modules()
-                  if isinstance(m, nn.Embedding) and m.weight.requires_grad
-                  and not (replicas and counts is not None and len(m.weight) not in counts)}
+        replicas = [table for table in tables if selected().train.learnable == "replica"
+                    and (counts is None or len(table) in counts)]
         epochs = state_of(Epochs)
         # Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does.
         for state in [*module.parameters(), *(module.buffers() if buffers else ())]:
             _copy_from_first(world, state.data)
         self.wrapped = wrapper.wrap(module, WrapContext(
-            world, group, lambda: epochs.seeds, tuple(tables.values()),  # type: ignore[arg-type]
-            replicas, in_place=True))
+            world, group, lambda: epochs.seeds, tuple(tables), tuple(replicas), in_place=True))
         # Buffers of workers that step apart would be of different steps.
         self._buffers = Buffers(module, world, group.size > 1) if (
             buffers and not wrapper.uneven_steps) else None
         backward.watch(p for p in module.parameters() if p.requires_grad)
         backward.actions.append(self.end_backward)
+        backward.failures.append(self._note_failure)
         epochs.add(module, self.wrapped.epoch_ended)
         ending.at_end(self.wrapped, world)
 
@@ -96,13 +96,16 @@ class Parallel:
             Gradients are to be averaged of which some were, and the pass then failed.
         """
         trains = torch.is_grad_enabled() and synchronize
-        if trains and self._ran and self._backward.failed and self._together:
+        if trains and self._failed:
             refuse("a backward pass that failed")
         self._ran = self._ran or trains
         if self._trained and self._buffers is not None:
             self._buffers.send()
         self._trained = trains
         return self.wrapped(*inputs, **kwargs)
+
+    def _note_failure(self) -> None:
+        self._failed = self._failed or (self._ran and self._together)
 
     def end_backward(self) -> None:
         """Let the wrapper average gradients, if the module had a part in the pass that ends."""
@@ -141,7 +144,8 @@ class RafParallel(Parallel):
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
                 session.order.parameters.append(parameter)
-        state_of(ParameterNumbers).renumber(module)
+        # All trainers have the same values of these, or copies of the same tables.
+        session.lacking.same.update(state_of(ParameterNumbers).renumber(module))
         session.parallels.append(self)
 
     def _fire(self, parameter: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from dgl_heta.distdgl.autograd.partial_gradients import whole
 from tests.distdgl.programs.children import net
 from tests.distdgl.programs.gradients import Partly
 from tests.distdgl.programs.usual import HIDDEN, Inputs, Net, train
@@ -118,17 +119,19 @@ class Classes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(3, 4)
+        self.table = nn.Embedding(3, 4, sparse=True)
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows * self.table(torch.arange(len(rows)) % 3)
 
 
 def replicas(t: Trainer) -> None:
-    """Gradients of one pass and of three are the same, where trainers have copies of tables; the
-    table of no nodes is none of these."""
+    """Gradients of one pass and of three are the same, where trainers have copies of tables, which
+    divide their own; the table of no nodes is none of these."""
     wrapped = t.parallel(Headed(model(t), Classes()))
     batches = [batch for _, batch in zip(range(3), t.loader(batch_size=6))]
+    loss_of(t, wrapped, batches[0]).backward()
+    torch.optim.SGD(wrapped.parameters(), 0.1).step()  # copies differ from now on
     found = []
     for together in (True, False):
         wrapped.zero_grad(set_to_none=together)
@@ -137,13 +140,23 @@ def replicas(t: Trainer) -> None:
         else:
             for batch in batches:
                 loss_of(t, wrapped, batch).backward()
-        found.append([torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        found.append([torch.zeros_like(p) if p.grad is None else p.grad.to_dense().clone()
                       for p in wrapped.parameters()])
     torch.testing.assert_close(*found)
-    grad = wrapped.module.head.table.weight.grad
+    grad = wrapped.module.head.table.weight.grad.to_dense()
     total = grad.clone()
     dist.all_reduce(total)
     torch.testing.assert_close(total / t.world, grad)
+    copies = [table.weight for table in wrapped.module.net.inputs.tables.values()
+              if table.weight.grad is not None]
+    assert copies
+    divided = [copy.grad.clone() for copy in copies]
+    wrapped.zero_grad()
+    with wrapped.no_sync():
+        losses = [loss_of(t, wrapped, batch) for batch in batches]
+    sum(losses).backward()  # type: ignore[union-attr]
+    for grad, copy in zip(divided, copies):
+        torch.testing.assert_close(grad, whole(copy.grad) / t.world)
 
 
 class Fails(torch.autograd.Function):
@@ -157,12 +170,13 @@ class Fails(torch.autograd.Function):
 
 
 def failed(t: Trainer) -> None:
-    """A backward pass fails below all merges, and the script goes on."""
+    """A backward pass fails below all merges, and the script goes on, with another module first."""
     inner = model(t)
     inner.inputs.register_forward_hook(
         lambda _m, _x, out: {kind: Fails.apply(rows) for kind, rows in out.items()})
-    wrapped = t.parallel(inner)
+    wrapped, other = t.parallel(inner), t.parallel(nn.Linear(2, 1))
     for batch in t.loader():
         loss = loss_of(t, wrapped, batch)
         with contextlib.suppress(FloatingPointError):
             loss.backward()
+        other(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
