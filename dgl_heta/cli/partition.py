@@ -74,17 +74,19 @@ def partition(
     from dgl_heta.partition.staging import stage_all
     from dgl_heta.planning.shared_rows import share_rows
     from dgl_heta.planning.workload import Workload, wire_itemsize
+    from dgl_heta.settings import load_settings
     from dgl_heta.system.memory import peak_rss_mb
 
     started = time.perf_counter()
     adopt()
     directory = _destination(graph, to)
-    settings = settings_beside(own_plan(graph), source.config, source.overrides)
+    builders = _builders(load_settings(source.config, source.overrides).run.timeout_s)
+    settings = settings_beside(builders.each(lambda: own_plan(graph)), source.config,
+                               source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
     _check_method(method, isinstance(backend, MetatreeBackend), staged, directory)
-    builders = _builders(settings.run.timeout_s)
     builders.agree({"--out": to, "--stage": str(staged), "--overwrite": str(overwrite),
                     "--dry-run": str(dry_run), "choice of options": f"{options} {files}"})
     opened = builders.each(lambda: open_input(graph, registry, settings.run.verify,

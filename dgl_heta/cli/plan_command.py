@@ -133,7 +133,8 @@ def plan(
         _compare(opened, options, work, settings, as_json)
         return
     if not options.given():
-        opened = with_parts(opened, settings)
+        opened = with_parts(opened, settings, lambda: targets_of(
+            replace(opened, plan=None), None, settings))
     if opened.plan is not None and not options.given():
         check_plan(opened.plan, opened, settings, targets_of(opened, None, settings))
         _show_shared(opened.plan, opened, registry, work, settings, None, svg, as_json)
@@ -355,7 +356,7 @@ def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None
 
 def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settings: Settings,
              as_json: bool) -> None:
-    from dgl_heta.cli.requests import filled, partition_request
+    from dgl_heta.cli.requests import filled, hops_of, partition_request
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.method_comparison import compare
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
@@ -369,7 +370,8 @@ def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settin
         raise InputError(f"train.trainers = {settings.train.trainers} has no effect on --compare, "
                          "which takes a worker for each partition; set it to 1")
     request = partition_request(plugins().get("partition backend", "meta"), opened,
-                                replace(filled(options, settings), method=None), settings)
+                                replace(filled(options, settings), method=None), settings,
+                                hops=hops_of(options, settings))
     workload = work.workload(settings, request.hops or DEFAULT_HOPS, request.parts)
     workload = replace(
         workload, feature_itemsize=opened.feature_itemsize,

@@ -13,6 +13,7 @@ from dgl_heta.graph.source import Task
 from dgl_heta.hooks.cutter_protocol import Cutter
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.backends.metatree_backend import MetatreeBackend
 from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.partition.own_plan import OF_METATREES
 from dgl_heta.partition.request import PartitionRequest, make_request, option
@@ -40,7 +41,9 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
         "metapaths": options.metapaths, "seed": options.seed or 0,
         "replication": options.replication, "memory_mb": options.memory_mb,
         **given}, word=option)
-    _check_replaced(opened.plan, options)
+    if opened.plan is not None and isinstance(backend, MetatreeBackend):
+        _check_replaced(opened.plan, options, "hops" in given or options.hops is not None
+                        or settings.origin("model.layers").asked)
     opened.check_seeds(request.target)
     return request
 
@@ -137,18 +140,20 @@ def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
     return replace(options, **values)
 
 
-def _check_replaced(plan: Plan | None, options: PlanOptions) -> None:
+def _check_replaced(plan: Plan, options: PlanOptions, depth_given: bool) -> None:
     """Refuse options that ask for another plan than a partition's, but do not say what of its own
     no plan has by default.
+
+    Parameters
+    ----------
+    depth_given : whether its depth is, so that all relations within that are asked for.
 
     Raises
     ------
     InputError
         The partition's plan has metapaths, or no replication.
     """
-    if plan is None:
-        return
-    if plan.metapaths and options.metapaths is None and options.hops is None:
+    if plan.metapaths and options.metapaths is None and not depth_given:
         raise InputError("the partition follows metapaths, which another plan of it would not; "
                          f"give --metapaths, or --hops {plan.hops} for all relations within its "
                          "depth")

@@ -64,7 +64,7 @@ def train(
         from dgl_heta.cli.plan_command import show
         from dgl_heta.planning.workload import Workload
 
-        notes = job.check(run_dir, resume=resume)
+        notes = job.check(run_dir, resume=resume, seeds=several is not None)
         say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
         for text in notes:
             note(text)

@@ -135,22 +135,26 @@ def worker_main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
     try:
         run(read_signed(Path(sys.argv[1]), "run the command again"), events.tell)
         events.tell({"event": "done"})
+    except BaseException as error:
+        said = None if isinstance(error, PeerLostError) else _said(error)
+        try:
+            with contextlib.suppress(OSError):  # the log may be on a disk that is full
+                if said is None:
+                    traceback.print_exc()
+                else:
+                    events.tell({"event": "error", "message": said})
+                    print("error:", said, file=sys.stderr)
+            flush_files()
+        finally:
+            # Not sys.exit: a process group that has lost a member may wait in its destructors.
+            os._exit(error.exit_status if isinstance(error, HetaError) else 1)
+    try:
         _limit(FINISH_S)
         finish()  # what a model or plugin prints is no result, whether or not it is written
+    finally:
         # All results are written and all workers are past their last collective. The threads
         # of a process group sometimes abort or hang a process that ends the usual way.
         os._exit(0)
-    except BaseException as error:
-        said = None if isinstance(error, PeerLostError) else _said(error)
-        with contextlib.suppress(OSError):  # the log may be on a disk that is full
-            if said is None:
-                traceback.print_exc()
-            else:
-                events.tell({"event": "error", "message": said})
-                print("error:", said, file=sys.stderr)
-        flush_files()
-        # Not sys.exit: a process group that has lost a member may wait in its destructors.
-        os._exit(error.exit_status if isinstance(error, HetaError) else 1)
 
 
 def _limit(seconds: float) -> None:

@@ -7,10 +7,9 @@ where nobody names them: what it was made with.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
@@ -32,31 +31,32 @@ def own_plan(graph: str) -> Plan | None:
     return open_partition(Path(graph))[1] if is_partition(Path(graph)) else None
 
 
-def settings_beside(plan: Plan | None, config: Path | None, overrides: Iterable[str],
-                    base: Mapping[str, Any] | None = None) -> Settings:
-    """The settings from all sources; a partition's own plan is weaker than any of them.
-
-    Parameters
-    ----------
-    base : what is as weak where there is no plan.
-    """
-    if plan is not None:
-        base = {"partition": {"parts": plan.num_parts, "method": plan.method},
-                "model": {"layers": plan.hops}}
+def settings_beside(plan: Plan | None, config: Path | None, overrides: Iterable[str]) -> Settings:
+    """The settings from all sources; a partition's own plan is weaker than any of them."""
+    base = None if plan is None else {
+        "partition": {"parts": plan.num_parts, "method": plan.method},
+        "model": {"layers": plan.hops}}
     return load_settings(config, overrides, base=base, base_origin=Origin.PLAN)
 
 
-def with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
+def with_parts(opened: GraphInput, settings: Settings, targets: Callable[[], Iterable[str]]
+               ) -> GraphInput:
     """The partition, or its store where the settings ask for another number of parts.
 
-    A plan of sub-metatrees is made anew at once. One with metapaths or cut relations has
-    what the settings cannot say, so another partition is to be made.
+    A plan of sub-metatrees is made anew at once. One with metapaths or cut relations, or for other
+    targets, has what the settings do not say, so another partition is to be made.
+
+    Parameters
+    ----------
+    targets : gives those that a new plan would have: of the settings, or of the graph's task.
     """
     plan, parts = opened.plan, settings.partition.parts
     staged = opened.store is not None and opened.store.staged is not None
     if plan is None or parts == plan.num_parts or staged:
         return opened
     if plan.metapaths or plan.replication != "full" or plan.method not in OF_METATREES:
+        return opened
+    if set(targets()) != set(plan.targets):
         return opened
     log.warning("the partition is for %d parts; its store is opened with a new plan for %d",
                 plan.num_parts, parts)

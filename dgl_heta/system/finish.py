@@ -49,8 +49,9 @@ def flush_files() -> bool:
         except OSError as error:
             _unwritten.append(file)
             with contextlib.suppress(OSError, ValueError):  # nobody can be told
-                print(f"error: cannot write {file.name}: {error.strerror or error}",
-                      file=sys.stderr)
+                # What a model has put in the place of standard output may have no name.
+                name = getattr(file, "name", "standard output")
+                print(f"error: cannot write {name}: {error.strerror or error}", file=sys.stderr)
     return not any(file is sys.stdout for file in _unwritten)
 
 

@@ -300,16 +300,45 @@ def test_what_no_plan_has_by_default_is_to_be_said_for_another_one(heta, store, 
             assert heta(*command, option, value).status == 0
 
 
-@pytest.mark.parametrize("asked", [
-    "partition.parts=3", "partition.memory_mb=0.001", "partition.replication=none",
-    "partition.method=meta-whole", "model.layers=3", "task.targets=author"])
+@pytest.mark.needs("dgl")
+def test_what_has_no_metapaths_by_nature_is_not_asked_for_those_of_a_partition(
+        heta, store, tmp_path):
+    (tmp_path / "metapaths.json").write_text(json.dumps(
+        [[["author", "writes", "paper"]], [["paper", "cites", "paper"]]]))
+    (tmp_path / "c.toml").write_text("machines = 3\nlink_gbit = 1\nmetis_cut = 0.5\n")
+    paths = tmp_path / "paths"
+    heta("partition", store, "--out", paths, "--metapaths", tmp_path / "metapaths.json")
+    for command in (("plan", paths, "--compare"),
+                    ("plan", paths, "--cluster", tmp_path / "c.toml"),
+                    ("plan", paths, "--seed", 1, "--set", "model.layers=2"),
+                    ("partition", paths, "--out", tmp_path / "parts", "--method", "random")):
+        result = heta(*command)
+        assert result.status == 0, result.err
+
+
+def test_another_number_of_parts_is_for_the_targets_of_a_partition(heta, store, tmp_path):
+    """Those of the graph's task were trained without a word."""
+    assert heta("partition", store, "--out", tmp_path / "p", "--target", "author").status == 0
+    refused(heta("plan", tmp_path / "p", "--set", "partition.parts=3"), "made for parts 2")
+    refused(heta("train", tmp_path / "p", "--parts", 3, "--dry-run"),
+            "made for target author, but the task is about paper")
+
+
+@pytest.mark.parametrize(("asked", "why"), [
+    ("partition.parts=3", None),
+    ("partition.memory_mb=0.001", "a part of the partition holds"),
+    ("partition.replication=none", "made with replication = full"),
+    ("partition.method=meta-whole", "made for method meta,"),
+    ("model.layers=3", "made for layers 2"),
+    ("task.targets=author", "made for target paper")])
 def test_settings_are_for_a_partitions_plan_what_they_are_for_its_training(
-        heta, store, tmp_path, asked):
+        heta, store, tmp_path, asked, why):
     assert heta("partition", store, "--out", tmp_path / "p").status == 0
     shown, trained = (heta(*command, "--json", "--set", asked) for command in (
         ("plan", tmp_path / "p"), ("train", tmp_path / "p", "--dry-run")))
-    assert shown.status == trained.status
-    if shown.status:
-        assert shown.err == trained.err
+    assert shown.err == trained.err
+    if why is not None:
+        refused(shown, why)
+        refused(trained, why)
     else:
         assert shown.json["parts"] == trained.json["parts"] == 3

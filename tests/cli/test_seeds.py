@@ -72,6 +72,9 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
         train_seeds(job, [3, 5], out, report=stop)
     with pytest.raises(InputError, match="there is no run to resume in"):  # they are of seeds
         job.run(out, resume=True)
+    with pytest.raises(InputError, match="holds runs of several seeds"):
+        job.check(out)
+    assert job.check(out, resume=True, seeds=True) == []
     first = (out / "seed-3" / "summary.json").read_bytes()
     command = ("train", tmp_path / "store", "--seeds", "3,5", "--run-dir", out,
                *(word for setting in SETTINGS for word in ("--set", setting)))

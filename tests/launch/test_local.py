@@ -225,6 +225,32 @@ worker_main(work)
     assert (tmp_path / "log").read_text() == written
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_standard_output_that_a_model_has_replaced_and_cannot_be_written_is_no_failure(
+        run, tmp_path, fails) -> None:
+    with pytest.raises(HetaError, match="failed") if fails else contextlib.nullcontext():
+        run(f"""
+from dgl_heta.launch.worker import worker_main
+
+class Tee:
+    def write(self, text): pass
+    def flush(self): raise OSError(28, "No space left on device")
+
+def work(job, report):
+    sys.stdout = Tee()
+    if {fails}:
+        raise KeyError("of the model")
+    report({{"event": "summary", "loss": 1}})
+
+sys.argv[1:] = [str(place / "job.json")]
+worker_main(work)
+""", 1)
+    log = (tmp_path / "worker-0.log").read_text()
+    assert ("KeyError: 'of the model'" in log) == fails
+    assert "error: cannot write standard output: No space left on device" in log
+    assert log.count("Traceback") == fails
+
+
 def test_a_thread_of_a_model_that_never_ends_is_not_waited_for_long(run, tmp_path) -> None:
     summary, _ = run("""
 import threading

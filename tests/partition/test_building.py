@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -109,6 +110,21 @@ def test_an_edge_that_is_wrong_is_named_by_all_and_nothing_is_left(graph: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "meeting"]
 
 
+def test_a_partition_that_is_damaged_on_one_machine_is_named_by_all(graph: Path, tmp_path: Path
+                                                                    ) -> None:
+    whole, damaged, out = tmp_path / "whole", tmp_path / "damaged", tmp_path / "out"
+    assert subprocess.run([warm.python(), *command(graph, whole)], timeout=PATIENCE,
+                          capture_output=True).returncode == 0
+    shutil.copytree(whole, damaged)
+    (damaged / "plan.json").write_text("{")
+    (first, of_first), (other, of_other) = ended([
+        start(rank, 2, tmp_path / "meeting", command(given, out))
+        for rank, given in enumerate((whole, damaged))])
+    assert "worker 1 failed: plan " in of_first
+    assert "damaged/plan.json is damaged" in of_other
+    assert (first, other) == (1, 2)
+
+
 def test_a_worker_that_is_killed_ends_the_others_who_leave_nothing(tmp_path: Path) -> None:
     files, out = tmp_path / "graph", tmp_path / "out"
     files.mkdir()
@@ -174,11 +190,8 @@ def test_a_directory_that_machines_do_not_share_is_refused(graph: Path, tmp_path
 
 
 def test_methods_of_dgl_are_for_one_process(graph: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [warm.python(), *command(graph, tmp_path / "out", "--method", "random")],
-        capture_output=True, text=True, timeout=PATIENCE,
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-             "MASTER_PORT": "1"})
-    assert done.returncode == 2
-    assert ("--method random is for one process, but a scheduler has started 2; start it without "
-            "torchrun") in done.stderr
+    words = command(graph, tmp_path / "out", "--method", "random")
+    for status, err in ended([start(rank, 2, tmp_path / "meeting", words) for rank in (0, 1)]):
+        assert status == 2
+        assert ("--method random is for one process, but a scheduler has started 2; start it "
+                "without torchrun") in err

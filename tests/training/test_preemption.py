@@ -82,12 +82,14 @@ def test_sigterm_ends_a_process_that_code_in_a_training_forks(
         noted: Callable[[], AbstractContextManager[object]]) -> None:
     """As multiprocessing.Pool ends its own, for whose end it waits."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pytest-xdist's workers have a handler
-    with noted():
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(5,))
-        child.start()
-        child.terminate()
-        child.join()
-    signal.signal(signal.SIGTERM, before)
+    try:
+        with noted():
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(5,))
+            child.start()
+            child.terminate()
+            child.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert child.exitcode == -signal.SIGTERM
 
 

@@ -23,7 +23,7 @@ from dgl_heta.partition.request import make_request
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.shared_rows import share_rows_in_training, way_of
 from dgl_heta.planning.workload import Workload
-from dgl_heta.settings import Settings
+from dgl_heta.settings import Origin, Settings, load_settings
 from dgl_heta.store import Store
 from dgl_heta.training.tasks import resolve
 
@@ -40,10 +40,11 @@ def open_for(graph: str, config: Path | None, overrides: Iterable[str], registry
     if is_partition(Path(graph)):
         opened = open_input(graph, registry, reading=reading)
         settings = settings_beside(opened.plan, config, overrides)
-        return (opened if is_worker() else with_parts(opened, settings), settings,
-                registry.configured(settings))
-    settings = settings_beside(None, config, overrides, {"partition": {"parts": int(
-        os.environ["WORLD_SIZE"])}} if is_worker() else None)
+        if not is_worker():
+            opened = with_parts(opened, settings, lambda: _targets(opened, settings))
+        return opened, settings, registry.configured(settings)
+    settings = load_settings(config, overrides, base={"partition": {"parts": int(
+        os.environ["WORLD_SIZE"])}} if is_worker() else None, base_origin=Origin.PLAN)
     registry = registry.configured(settings)
     return open_input(graph, registry, reading=reading), settings, registry
 
@@ -57,13 +58,22 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         The partition was made for something else than the settings ask for; a worker would hold too
         much.
     """
-    targets = resolve(settings.task, opened.task, opened.schema, opened.info).targets or []
+    targets = _targets(opened, settings)
     if opened.plan is not None:
         check_plan(opened.plan, opened, settings, targets)
-        plan = _sharing(opened.plan, opened, settings)
+    plan = _sharing(opened.plan or _new_plan(opened, settings, registry, targets), opened, settings)
+    if opened.plan is not None:
         check_memory(plan, settings)
-        followed(plan, settings, registry)
-        return plan
+    followed(plan, settings, registry)
+    return plan
+
+
+def _targets(opened: GraphInput, settings: Settings) -> Sequence[str]:
+    return resolve(settings.task, opened.task, opened.schema, opened.info).targets or ()
+
+
+def _new_plan(opened: GraphInput, settings: Settings, registry: Plugins, targets: Sequence[str]
+              ) -> Plan:
     if opened.store is not None:
         opened.store.check_whole()
     wishes = settings.partition
@@ -72,13 +82,11 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
                          "is partitioned; write a partition first (`dgl-heta partition --cut "
                          f"{wishes.cut}`), and train that")
     backend = registry.get("partition backend", wishes.method)
-    plan = backend.plan(opened.schema, make_request(
+    plan: Plan = backend.plan(opened.schema, make_request(
         backend, opened.schema, wishes.parts, targets, hops=settings.model.layers,
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
         shared=way_of(settings), word=lambda name: f"partition.{name}"))
-    plan = _sharing(plan, opened, settings)
-    followed(plan, settings, registry)
     return plan
 
 

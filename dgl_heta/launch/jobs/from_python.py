@@ -14,6 +14,7 @@ from dgl_heta.launch.jobs.training import TrainingJob, TrainingResult
 from dgl_heta.launch.scheduler import adopt, is_worker, workers
 from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import is_partition
+from dgl_heta.partition.own_plan import followed
 from dgl_heta.training.own_loop import Partition
 from dgl_heta.training.setup import with_trainers
 from dgl_heta.training.worker_partition import batch_source, join, rows_of
@@ -108,7 +109,7 @@ def open_partition(directory: str | Path, settings: Iterable[str] = (),
     plan, store, train = plan_for(opened, chosen, registry), opened.store, chosen.train
     check_staged(store, plan, train.trainers)
     assert store is not None
-    plan = with_trainers(registry.get("module wrapper", train.wrapper).plan(plan), train.trainers)
+    plan = with_trainers(followed(plan, chosen, registry), train.trainers)
     registry.kernel(train.kernel, gpu=False)  # an unknown one is an error before workers meet
     met = join(store, plan, chosen, registry)
     use_kernel(registry.kernel(train.kernel, gpu=met.device.type == "cuda"))

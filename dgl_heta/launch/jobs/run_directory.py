@@ -57,7 +57,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool,
     if holds_run(given) and not (resume or again or shared):
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
                          "another directory")
-    if make and not seeds and not holds_run(given) and holds_seeds(given):
+    if not seeds and not holds_run(given) and holds_seeds(given):
         raise InputError(f"{given} holds runs of several seeds; choose another directory for one "
                          "alone")
     if not holds_run(given) and any(map(is_part_config, given.glob("*.json"))):
@@ -91,19 +91,19 @@ def check_store(run_dir: Path, resume: bool) -> None:
     """
     if not os.path.lexists(run_dir / STORE_DIR) or (run_dir / STORE_MARK).is_file():
         return
-    if resume and any(map(holds_run, (run_dir, *run_dir.glob("seed-*")))):
+    if resume and (holds_run(run_dir) or holds_seeds(run_dir)):
         return  # a run from before there were marks, whose graph is compared
     raise InputError(f"{run_dir} holds a {STORE_DIR} that no run made, which a run would replace; "
                      "choose another run directory")
 
 
 @contextmanager
-def store_of_run(run_dir: Path) -> Iterator[Path]:
-    """The place for a run's store, marked before it is written: what is killed begins again."""
+def store_of_run(run_dir: Path) -> Iterator[None]:
+    """Write a run's store in here: it is marked before, so that what is killed begins again."""
     run_dir.mkdir(parents=True, exist_ok=True)
     write_atomic(run_dir / STORE_MARK, "dgl-heta train wrote the store beside this file\n")
     try:
-        yield run_dir / STORE_DIR
+        yield
     finally:
         if not (run_dir / STORE_DIR).exists():
             (run_dir / STORE_MARK).unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from dgl_heta.launch.jobs.run_directory import (
 from dgl_heta.launch.local import AT_WORK, Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
+from dgl_heta.partition.directory import STORE_DIR
 from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.partition.own_plan import followed
 from dgl_heta.planning.cost import predict
@@ -164,10 +165,12 @@ class TrainingJob:
                                               plan.num_parts))
             return TrainingResult(directory, summary, write_report(directory, svg(plan, costs)))
 
-    def check(self, run_dir: Path | None = None, *, resume: bool = False) -> list[str]:
+    def check(self, run_dir: Path | None = None, *, resume: bool = False, seeds: bool = False
+              ) -> list[str]:
         """Check all that :meth:`run` does before the first step; nothing is kept.
 
-        Returns a sentence for each type with features that are not finite.
+        Returns a sentence for each type with features that are not finite. With `seeds` it is about
+        runs with several seeds, as :func:`~dgl_heta.launch.jobs.seed_runs.train_seeds` makes them.
 
         A graph that is no store yet is read as a whole, into a store beside the run directory that
         is removed again.
@@ -179,18 +182,19 @@ class TrainingJob:
         """
         shared = is_worker()
         self._check_workers(shared)
-        directory = self._directory(run_dir, resume, shared, make=False)
+        directory = self._directory(run_dir, resume, shared, seeds=seeds, make=False)
         if self.opened.store is None:
             check_store(directory, resume)
         parent = next(p for p in directory.absolute().parents if p.is_dir())
         with contextlib.ExitStack() as stack:
-            if self.opened.store is None and not (resume and Store.is_store(directory / "store")):
+            if self.opened.store is None and not (resume and Store.is_store(directory / STORE_DIR)):
                 scratch = stack.enter_context(scratch_directory(parent, "dgl-heta-dry-run"))
                 notes = self._verified(self.checked_store(scratch, False, shared))
             else:
                 notes = self._verified(self.checked_store(directory, resume, shared))
         if resume:
-            check_checkpoints(directory)
+            for run in directory.glob("seed-*") if seeds else (directory,):
+                check_checkpoints(run)
         return notes
 
     def goes_on(self, run_dir: Path | None, again: bool) -> bool:
@@ -203,10 +207,10 @@ class TrainingJob:
         return (again or restarted()) and given is not None and Path(given).is_dir()
 
     def _directory(self, run_dir: Path | None, resume: bool, shared: bool, again: bool = False,
-                   make: bool = True) -> Path:
+                   seeds: bool = False, make: bool = True) -> Path:
         given = run_dir or self.settings.run.directory
         return run_directory(Path(given) if given else None, self.opened.name, resume=resume,
-                             shared=shared, again=again, make=make)
+                             shared=shared, again=again, seeds=seeds, make=make)
 
     def _check_workers(self, shared: bool) -> None:
         size = int(os.environ["WORLD_SIZE"]) if shared else self.workers
@@ -299,14 +303,14 @@ class TrainingJob:
                              f"one with `dgl-heta partition {self.graph} --out DIR`")
         assert self.opened.source is not None
         check_store(run_dir, resume)
-        path = run_dir / "store"
+        path = run_dir / STORE_DIR
         if resume and Store.is_store(path):
             log.warning("the run goes on with the copy of %s in %s, made before: changes of it "
                         "since do not count; train in a new run directory for them",
                         self.graph, path)
         else:
             self.opened.check_seeds(self.plan.targets)
-            with store_of_run(run_dir) as path:
+            with store_of_run(run_dir):
                 write_store(self.opened.source, path, overwrite=True)
             self.opened.write_seeds()
         return Store(path)

@@ -173,9 +173,10 @@ def metis_or_why(store: Store, parts: int) -> tuple[dict[str, np.ndarray] | None
     if edges > _METIS_EDGES:
         return None, f"not run: METIS takes long for {edges:,} edges"
     try:
-        part_of = metis_parts(store, parts)
+        optional("dgl", "METIS", "dgl")
     except InputError:
         return None, "DGL is not installed"
+    part_of = metis_parts(store, parts)
     if (np.bincount(np.concatenate([*part_of.values()]), minlength=parts) == 0).any():
         # Of few nodes of some types METIS gives one part all: no training would have such parts.
         return None, "METIS leaves a part without nodes"
