@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
@@ -56,6 +58,9 @@ class DistributedModel(nn.Module):
 
     proof: StepProof | None = None
     proved_by = StepProof
+    _hooks: ClassVar[WeakKeyDictionary[nn.Module, dict[int, RemovableHandle]]] = WeakKeyDictionary()
+    """Of modules: by the id of a parameter, what tells of its gradients. Only the last model that a
+    module was given to hears of them."""
 
     def __init__(self, module: nn.Module, part: WorkerPartition,
                  wrapper: ModuleWrapper | None = None, owned: Callable[[], int] = lambda: 0,
@@ -80,13 +85,15 @@ class DistributedModel(nn.Module):
                                     WrapContext(part.world, part.group, owned))
         if any(len(ranks) > 1 for ranks in part.plan.groups):
             self.proof = self.proved_by(part, wrapper)
-        self._backward, self._heard_of = BackwardEnd(), set[int]()
+        self._backward = BackwardEnd()
         self._runs: set[Path] = set()
         self._steps = 0
         self._before: list[tuple[nn.Parameter, Tensor | None]] | None = None
         self._given: list[nn.Parameter] = []
         self._of_all = [*module.parameters()]
         self._backward.actions.append(self._averaged)
+        for hook in self._hooks.pop(module, {}).values():
+            hook.remove()
         self._hear_parameters()
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -170,10 +177,10 @@ class DistributedModel(nn.Module):
         """Hear of each backward pass that comes to parameters: a loss may depend on them without
         the outputs, before them, and in a pass of its own."""
         if self.part.world.size > 1:
+            hooks = self._hooks.setdefault(self.module, {})
             for parameter in self.module.parameters():
-                if parameter.requires_grad and id(parameter) not in self._heard_of:
-                    self._heard_of.add(id(parameter))
-                    parameter.register_hook(partial(self._came, parameter))
+                if parameter.requires_grad and id(parameter) not in hooks:
+                    hooks[id(parameter)] = parameter.register_hook(partial(self._came, parameter))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A copy with parameters of its own, on the same partition and its learnable rows, for

@@ -92,7 +92,14 @@ def of_relations(evaluated: Mapping[str, Evaluated], names: Iterable[str]
 
 def followed(settings: Settings, score: float | None, metrics: Mapping[str, float | None] | None
              ) -> float | None:
-    """The score that the best epoch follows, larger is better; None without a validation.
+    """What is monitored, errors as negative numbers: larger is better, as of the best epoch."""
+    value = monitored(settings, score, metrics)
+    return -value if value is not None and smaller_is_better(settings.train.monitor) else value
+
+
+def monitored(settings: Settings, score: float | None, metrics: Mapping[str, float | None] | None
+              ) -> float | None:
+    """The score of validation, or the metric of `train.monitor`; None without a validation.
 
     Raises
     ------
@@ -106,4 +113,4 @@ def followed(settings: Settings, score: float | None, metrics: Mapping[str, floa
     if value is None:
         raise InputError(f"train.monitor = {name} is not defined on what is for validation, for "
                          "example because all nodes are of one class; follow another metric")
-    return -value if smaller_is_better(name) else value
+    return value

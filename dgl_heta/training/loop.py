@@ -23,7 +23,14 @@ from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_checkpoint
 from dgl_heta.training.checkpoint_files import has_more_than_begun, recovery
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.evaluating import NOTHING, Evaluated, evaluate, followed, not_finite_text
+from dgl_heta.training.evaluating import (
+    NOTHING,
+    Evaluated,
+    evaluate,
+    followed,
+    monitored,
+    not_finite_text,
+)
 from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.preemption import (
     Begun,
@@ -100,7 +107,7 @@ def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins,
             if _better(engine, validates, score, best):
                 best = {"epoch": epoch, "val_acc": score}
             if engine.schedule is not None:
-                engine.schedule.step(score)
+                engine.schedule.step(monitored(settings, record.val_acc, record.metrics))
             last, stopped = epoch, _stops(engine, epoch, best)
             history.append(record)
             if first:  # before the checkpoint: a line without one is dropped when the run goes on
@@ -171,7 +178,7 @@ def _schedule_again(engine: Engine, settings: Settings, history: list[EpochRecor
     """Take the steps of a schedule, which is not saved, for the epochs behind the run: on all
     workers by the scores that worker 0 has, as other machines may have no log."""
     if engine.schedule is not None:
-        own = [(r.epoch, followed(settings, r.val_acc, r.metrics)) for r in history]
+        own = [(r.epoch, monitored(settings, r.val_acc, r.metrics)) for r in history]
         engine.schedule.again(dict(engine.world.all_gather_json(own, "control")[0]), epochs)
 
 

@@ -61,8 +61,8 @@ def check_names(names: Iterable[str], kind: str, most: int) -> None:
                                 f"there are {most} classes") + ", or take a smaller number")
 
 
-def smaller_is_better(name: str) -> bool:
-    """Return whether a metric is an error, or a rank."""
+def smaller_is_better(name: str | None) -> bool:
+    """Return whether a metric is an error, or a rank; None stands for the task's own score."""
     return name in _SMALLER
 
 

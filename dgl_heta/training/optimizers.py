@@ -131,10 +131,7 @@ class Schedule:
         known[PLATEAU] = lr_scheduler.ReduceLROnPlateau
         kind = _find("schedule", self._name, known)
         self.by_score = self._name == PLATEAU
-        smaller = train.monitor is not None and smaller_is_better(train.monitor)
-        # Of scores larger is better, so errors come as negative ones. torch is to have them as they
-        # are: its threshold is a part of the best so far.
-        self._sign = -1 if smaller else 1
+        smaller = smaller_is_better(train.monitor)
         own = {"mode": "min" if smaller else "max"} if self.by_score else {}
         given = train.schedule_options.get("mode", own.get("mode"))
         if self.by_score and given != own["mode"]:
@@ -143,21 +140,20 @@ class Schedule:
                 f"{'smaller' if smaller else 'larger'} is better; leave mode out")
         self._schedule = _make("schedule", kind, optimizer, own, train.schedule_options)
 
-    def step(self, score: float | None) -> None:
-        """The end of an epoch, with its validation score, or None if it was not validated.
+    def step(self, monitored: float | None) -> None:
+        """The end of an epoch, with what is monitored, or None if it was not validated.
 
         Raises
         ------
         InputError
             The schedule is over: its options say that it has fewer epochs.
         """
-        given = [self._sign * score] if self.by_score and score is not None else []
-        if self.by_score and not given:
+        if self.by_score and monitored is None:
             return
         with warnings.catch_warnings():  # that the optimizer took no step, when it goes on
             warnings.simplefilter("ignore", UserWarning)
             try:
-                self._schedule.step(*given)
+                self._schedule.step(*[monitored] if self.by_score else [])
             except (ValueError, TypeError, ArithmeticError) as error:
                 raise InputError(f"train.schedule = {self._name}: {error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from dgl_heta.hooks.protocols import (
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
+from dgl_heta.partition.arguments import warn_once
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.seed_blocks import SeedBlocks
 from dgl_heta.settings import Settings
@@ -37,7 +37,6 @@ from dgl_heta.training.worker_partition import (
     rows_of,
 )
 
-log = logging.getLogger("dgl_heta")
 PRECOMPUTED = "averages"
 """The directory in a run's for what its model computes before training."""
 
@@ -90,7 +89,8 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
           ) -> tuple[TrainingTask, ModelSpec, ModelProvider]:
     """Everything about a run that can be wrong before a worker starts.
 
-    Returns the task, what the model is built from, and its provider.
+    Returns the task, what the model is built from, and its provider. Under a scheduler a process
+    checks twice: for its job, and for its engine.
     """
     train, model = settings.train, settings.model
     optimizers.check(train)
@@ -118,16 +118,16 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
                          "plan without replication has on no partition; use "
                          "partition.replication = full")
     for text in task.notes:
-        log.warning("%s", text)
+        warn_once(text)
     spec = model_spec(store, settings, task.outputs, plan, precomputed)
     with torch.random.fork_rng(devices=[]):
         built = provider.build(spec)
     norms = [name for name, m in built.named_modules()
              if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     if norms and plan.num_parts * train.trainers > 1:
-        log.warning("model '%s' has %s '%s', whose statistics are over the rows of one worker, not "
-                    "of the batch: it does not compute what one worker does; LayerNorm does",
-                    model.name, type(built.get_submodule(norms[0])).__name__, norms[0])
+        warn_once(f"model '{model.name}' has {type(built.get_submodule(norms[0])).__name__} "
+                  f"'{norms[0]}', whose statistics are over the rows of one worker, not of the "
+                  "batch: it does not compute what one worker does; LayerNorm does")
     if plan.offloaded and precomputed is not None:
         raise InputError(f"the plan delegates relations, which model '{model.name}' does not "
                          "sample; use partition.shared = rows")
@@ -145,8 +145,8 @@ def _say_unread(provider: ModelProvider, settings: Settings) -> None:
     for name, value in settings.asked("model").items():
         if (name not in ("name", "layers", "hidden", *reads)
                 and value != type(settings.model).model_fields[name].default):
-            log.warning("model.%s = %s has no effect: model '%s' does not read it", name, value,
-                        provider.name)
+            warn_once(f"model.{name} = {value} has no effect: model '{provider.name}' does not "
+                      "read it")
 
 
 def _reader(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,

@@ -20,7 +20,6 @@ from dgl_heta.report.epoch_records import EpochRecord
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training import loop, optimizers
-from dgl_heta.training.evaluating import followed
 from dgl_heta.training.tasks import make_task
 from tests.support.copies import copies, within
 from tests.support.graphs import academic, with_tasks
@@ -173,17 +172,22 @@ def test_a_rate_follows_an_error_as_torch_itself_does() -> None:
     wanted = torch.optim.lr_scheduler.ReduceLROnPlateau(torchs, "min", **options)
     rates = []
     for error in (5.0, 4.0, 3.0, 3.0, 3.01, 2.0, 1.0):
-        schedule.step(followed(given, None, {"mae": error}))
+        schedule.step(error)
         wanted.step(error)
         rates.append([one.param_groups[0]["lr"] for one in (ours, torchs)])
     assert rates == [[rate, rate] for rate in (1.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25)]
 
 
-def test_a_schedule_goes_on_by_the_scores_of_worker_0_where_others_have_no_log() -> None:
+@pytest.mark.parametrize(("monitor", "values"), [(None, (0.3, 0.2, None, 0.1)),
+                                                 ("mae", (0.1, 0.2, None, 0.3))])
+def test_a_schedule_goes_on_by_the_scores_of_worker_0_where_others_have_no_log(
+        monitor: str | None, values: tuple[float | None, ...]) -> None:
     """Machines may have run directories of their own; the log is on that of worker 0."""
-    given = settings(schedule=optimizers.PLATEAU, schedule_options={"patience": 0, "factor": 0.5})
-    history = [EpochRecord(n, 1.0, 0.5, score, {}, {}, 1.0) for n, score in (
-        (1, 0.3), (2, 0.2), (3, None), (4, 0.1))]
+    given = settings(monitor=monitor, schedule=optimizers.PLATEAU,
+                     schedule_options={"patience": 0, "factor": 0.5})
+    history = [EpochRecord(n, 1.0, 0.5, value, {}, {}, 1.0,
+                           metrics=None if value is None else {"mae": value})
+               for n, value in enumerate(values, 1)]
 
     def work(comm: ThreadComm) -> float:
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -16,7 +20,9 @@ from dgl_heta.models import HGNN, RGCNLayer
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import deal_whole, make_plan, plan_without_replication
 from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.training.distributed import DistributedModel
 from tests.support.graphs import academic
 from tests.support.own_loops import SETTINGS, scores, write_partitions
 
@@ -313,6 +319,25 @@ def test_what_else_a_loop_does_is_the_same_on_two_workers(parts: Path, tmp_path:
         assert got.count("equal") == got.count([120, 4]) == workers
         norms += [line for line in got if line not in ("equal", [120, 4])]
     assert norms[0] == pytest.approx(norms[1], rel=1e-10)
+
+
+def test_a_module_that_is_distributed_again_is_averaged_once() -> None:
+    """Another average would be the same numbers, at the price of another message."""
+    world: Any = SimpleNamespace(size=2, broadcast=lambda values, cause: values)
+    part: Any = SimpleNamespace(settings=load_settings(environ={}), device="cpu", world=world,
+                                group=world, plan=SimpleNamespace(groups=[[0], [1]]))
+    averages: list[int] = []
+    module = torch.nn.Linear(2, 2)
+    for number in range(2):
+        wrapped = SimpleNamespace(after_backward=partial(averages.append, number))
+        wrapper: Any = SimpleNamespace(wrap=lambda merged, context, wrapped=wrapped: wrapped)
+        DistributedModel(module, part, wrapper, merged=module)
+        module(torch.ones(1, 2)).sum().backward()
+    assert averages == [0, 1]
+    gone = ref(module)
+    del module
+    gc.collect()
+    assert gone() is None
 
 
 PREDICTED = """
