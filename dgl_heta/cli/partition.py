@@ -74,13 +74,12 @@ def partition(
     from dgl_heta.partition.staging import stage_all
     from dgl_heta.planning.shared_rows import share_rows
     from dgl_heta.planning.workload import Workload, wire_itemsize
-    from dgl_heta.settings import load_settings
     from dgl_heta.system.memory import peak_rss_mb
 
     started = time.perf_counter()
     adopt()
     directory = _destination(graph, to)
-    builders = _builders(load_settings(source.config, source.overrides).run.timeout_s)
+    builders = _builders(source)
     settings = settings_beside(builders.each(lambda: own_plan(graph)), source.config,
                                source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
@@ -186,16 +185,18 @@ def _check_method(method: str, ours: bool, staged: Path | None, directory: Path)
     check_alone(f"--method {method}")
 
 
-def _builders(timeout_s: float) -> Builders:
+def _builders(source: SettingsOptions) -> Builders:
     """This process, or it and the others that a scheduler has started."""
     from dgl_heta.launch.scheduler import workers
+    from dgl_heta.settings import load_settings
     from dgl_heta.store.builders import ALONE
 
     if workers() == 1:
         return ALONE
     from dgl_heta.launch.worker_builders import WorkerBuilders
 
-    return WorkerBuilders.of_scheduler(timeout_s)
+    return WorkerBuilders.of_scheduler(
+        load_settings(source.config, source.overrides).run.timeout_s)
 
 
 def _show_statistics(statistics: Mapping[str, Any]) -> None:
