@@ -34,10 +34,12 @@ from dgl_heta.planning.receptive_field import (
 from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Settings, read_toml
 
-SERIAL = ("step", "call", "exchange")
+SERIAL = ("step", "call", "table", "exchange")
 """Units that more cores do not make faster."""
 SYSTEMS = ("dgl-heta", "DistDGL")
 """Whose seconds of a unit of work are fitted, each by itself."""
+WAIT = "wait"
+"""Fitted beside units: clock seconds of an exchange in which its processes wake each other."""
 CLUSTER = ("machines", "link_gbit", "cores")
 """What of a cluster is compared with the measurements that coefficients were fitted to; `cores` are
 those of a trainer."""
@@ -53,10 +55,10 @@ class Coefficients(_File):
     """The processor seconds of a unit of work on the machine of the measurements.
 
     `seconds` has one value for each of :data:`SYSTEMS` and each unit of :data:`UNITS`, where it is
-    one of :data:`OF_MODELS` of each model (`call rgcn`). `metis_cut` is the number of edges between
-    METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
-    `most` has the largest values among the measurements: of :data:`CLUSTER`, and for each system
-    of each unit; `cut` says whether there were relations that are cut.
+    one of :data:`OF_MODELS` of each model (`call rgcn`), and for :data:`WAIT`. `metis_cut`: edges
+    between METIS's parts ÷ those between random ones; `errors` are relative, of measurements held
+    out. `most` has the largest values among the measurements: of :data:`CLUSTER`, and for each
+    system of each unit; `cut` says whether there were relations that are cut.
     """
 
     seconds: dict[str, dict[str, float]]
@@ -67,8 +69,9 @@ class Coefficients(_File):
     most: dict[str, dict[str, float]] = {}
 
     def of(self, system: str, model: str) -> dict[str, float]:
-        """Unit → seconds of one of :data:`SYSTEMS`."""
-        return {unit: self.seconds[system][name] for unit, name in names(model).items()}
+        """Unit, or :data:`WAIT` → seconds of one of :data:`SYSTEMS`."""
+        own = {**names(model), WAIT: WAIT}
+        return {unit: self.seconds[system][name] for unit, name in own.items()}
 
     def beyond(self, system: str, model: str, cluster: Cluster, load: Load) -> list[str]:
         """Return what of a machine's step is beyond the measurements; nothing: all is inside."""
@@ -87,14 +90,12 @@ class Coefficients(_File):
     def load(cls, path: str | Path | None = None) -> Coefficients:
         """From a file of fit_cost.py; default: those that dgl-heta comes with."""
         path = Path(path or Path(__file__).with_name("coefficients.json"))
-        data = read_json(path, "coefficients")
-        read = _read(cls, data, f"coefficients {path}")
-        units = {name for model in MODELS for name in names(model).values()}
+        read = _read(cls, read_json(path, "coefficients"), f"coefficients {path}")
+        units = {WAIT} | {name for model in MODELS for name in names(model).values()}
         if {*read.seconds} != {*SYSTEMS} or any(
                 {*of} != units or min(of.values()) < 0 for of in read.seconds.values()):
-            raise InputError(f"coefficients {path}: 'seconds' must have for each of "
-                             f"{listing(SYSTEMS)} a number, 0 or more, for each of "
-                             f"{listing(sorted(units))}")
+            raise InputError(f"coefficients {path}: 'seconds' of each of {listing(SYSTEMS)} must "
+                             f"have a number, 0 or more, for each of {listing(sorted(units))}")
         for of, known in (("cluster", {*CLUSTER}), *((s, units) for s in SYSTEMS)):
             if not {*read.most.get(of, {})} <= known:
                 raise InputError(f"coefficients {path}: 'most' of {of} can have "
@@ -255,7 +256,7 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
     on_gpu: dict[str, dict[str, Any]] = {name: max((
         forecast(load, plan.schema, work, cluster.gpu, settings or Settings(), cpu,
                  busy(load, cluster, on_cpu, ("exchange", "remote"))
-                 + network_seconds(load, cluster))
+                 + network_seconds(load, cluster, on_cpu[WAIT]))
         for load in loads if cluster.gpu and load.step),
         key=lambda one: (not one["fits"], one["seconds_per_step"]), default={})
         for name, loads in loads_of.items()}
@@ -283,8 +284,8 @@ def summary(system: str, loads: Sequence[Load], plan: Plan, work: Workload, clus
 
 
 def seconds(load: Load, cluster: Cluster, each: Mapping[str, float]) -> float:
-    """Seconds of a machine's step: its work, its link, latency. `each` has those of a unit."""
-    return busy(load, cluster, each) + network_seconds(load, cluster)
+    """Seconds of a machine's step: its work, its link, waits. `each` has those of a unit."""
+    return busy(load, cluster, each) + network_seconds(load, cluster, each[WAIT])
 
 
 def busy(load: Load, cluster: Cluster, each: Mapping[str, float],
@@ -296,10 +297,10 @@ def busy(load: Load, cluster: Cluster, each: Mapping[str, float],
                if unit in units) / cluster.speed
 
 
-def network_seconds(load: Load, cluster: Cluster) -> float:
-    """Seconds of a machine's step on its link, and of latency."""
+def network_seconds(load: Load, cluster: Cluster, wait: float) -> float:
+    """Seconds of a machine's step on its link, of latency, and of so long a wait an exchange."""
     return (sum(load.sent.values()) * 8 / (cluster.link_gbit * 1e9)
-            + load.rounds * cluster.latency_us * 1e-6)
+            + load.rounds * cluster.latency_us * 1e-6 + load.work["exchange"] * wait)
 
 
 def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float, learnable: str,

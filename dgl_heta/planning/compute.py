@@ -139,6 +139,7 @@ UNITS = {
     "product": "bytes of rows that dense layers make", "message": "bytes of messages along edges",
     "aggregated": "bytes of the rows that relations aggregate to",
     "parameter": "dense parameters updated",
+    "table": "node types whose learnable rows are read and updated",
     "updated": "bytes of learnable rows read and updated", "remote": "bytes sent to other machines",
     "exchange": "exchanges with other machines"}
 """The amounts of work that seconds of a step are made of, and what one is."""
@@ -175,6 +176,7 @@ def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: 
                 widths[ntype], multiplied, read = width, into + own, own
         units["gathered"] += read * wide * work.itemsize  # however few bytes they have in files
         units["updated"] += 0 if width else rows * row
+        units["table"] += not width and rows > 0
         units["flop"] += 2 * 2 * multiplied * wide * hidden
         units["product"] += multiplied * row if width else 0
     for layer in step.layers:
@@ -191,7 +193,8 @@ def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: 
             edges, reached = layer.sampled[relation], sources.get(relation.src, 0.0)
             summed = ours and work.model == "rgat" and edges <= EDGES_PER_SOURCE * reached
             units["message"] += edges * (widths.get(relation.src, row) if layer is first else row)
-            units["aggregated"] += rows * row * (HEADS if summed else 1)
+            if work.model != "rgcn":  # whose are among the rows that dense layers make
+                units["aggregated"] += rows * row * (HEADS if summed else 1)
             if work.model == "rgcn" or summed:
                 products += rows
             elif work.model == "rgat":

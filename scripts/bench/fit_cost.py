@@ -16,9 +16,9 @@ least squares in shares of a step, to work that is counted in sampled steps. Err
 predictions without the measurement: all those of a graph at a time are held out of the fit. They
 are told for work that is counted, as `plan` does where a graph has edges, and for work that is
 expected from a schema's counts alone. Those of bytes are of what the hosts sent on their links,
-METIS's cut counted. Seconds are of the host that took most. Nothing is fitted to the clock; how far
-a step's is from its prediction (processor seconds, bytes over the link, latency) is told, too, and
-other work on the machine does show in it.
+METIS's cut counted. Seconds are of the host that took most. How far a step's clock is from its
+prediction is told, too: processor seconds, bytes over the link, latency, and for each exchange a
+wait, which alone is fitted to the clock. Other work on the machine does show in that.
 
 The parts of heta-exact are made first: what METIS's parts should do is counted on their store. What
 is in FILE is not measured again; with `--score COEFFICIENTS` nothing is fitted, and
@@ -53,12 +53,14 @@ from dgl_heta.partition.graph_input import GraphInput
 from dgl_heta.planning.cluster_estimate import (
     CLUSTER,
     SYSTEMS,
+    WAIT,
     Cluster,
     Coefficients,
     Load,
     busy,
     distdgl_load,
     names,
+    network_seconds,
     raf_loads,
     seconds,
 )
@@ -81,11 +83,13 @@ STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # those of the s
     "compute": (("features", "forward", "backward"), (
         "step", "call", "gathered", "flop", "product", "message", "aggregated", "updated", "remote",
         "exchange")),
-    "update": (("update",), ("step", "call", "parameter", "updated", "remote")),
+    "update": (("update",), ("step", "call", "parameter", "table", "updated", "remote")),
     "servers": (("servers",), ("step", "edge", "gathered", "updated", "remote"))}
 FIGURES = {"seconds": "processor seconds", "clock": "clock", "bytes": "bytes"}
 LEAST = 0.02  # of a step, that a stage weighs as
 RATE_GBIT = 10.0
+ALONE = Cluster(machines=1, link_gbit=RATE_GBIT)
+"""A core and a link, as each host has."""
 
 
 def measure(args: argparse.Namespace, graph: str, system: str, hosts: int) -> list[dict[str, Any]]:
@@ -236,6 +240,7 @@ def fit(measured: Sequence[Measured]) -> Coefficients:
                 # A unit that is fitted without regard to the model counts for all of them.
                 for each in {names(model)[name] for model in MODELS} if name in UNITS else [name]:
                     seconds[system][each] += value
+        seconds[system][WAIT] = fit_wait(own)
     cuts = [one.cut for one in measured if one.cut is not None]
     most: dict[str, dict[str, float]] = {system: {} for system in SYSTEMS}
     for one in measured:
@@ -262,6 +267,14 @@ def fit_stage(measured: Sequence[Measured], stage: str, units: Sequence[str]) ->
     return dict(zip(columns, (nnls(table / scale, wanted)[0] / scale).tolist()))
 
 
+def fit_wait(measured: Sequence[Measured]) -> float:
+    """Seconds of the clock per exchange, beside processors, link and latency."""
+    exchanges, waited = (np.array([f(one) / one.clock for one in measured]) for f in (
+        lambda one: one.load.work["exchange"],
+        lambda one: one.clock - one.seconds - network_seconds(one.load, ALONE, 0.0)))
+    return max(float(exchanges @ waited / max(exchanges @ exchanges, 1e-30)), 0.0)
+
+
 def score(measured: Sequence[Measured], coefficients: Coefficients, work: str = "load"
           ) -> list[dict[str, Any]]:
     """Each step beside its prediction, of work as counted (`load`) or `expected`: seconds and
@@ -269,13 +282,12 @@ def score(measured: Sequence[Measured], coefficients: Coefficients, work: str = 
     steps: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
         steps.setdefault(one.key, []).append(one)
-    alone = Cluster(machines=1, link_gbit=RATE_GBIT)  # a core and a link, as each host has
     return [{"key": key, "seconds": max(one.seconds for one in each),
              "predicted_seconds": max(busy(
-                 getattr(one, work), alone, coefficients.of(one.of, one.model)) for one in each),
+                 getattr(one, work), ALONE, coefficients.of(one.of, one.model)) for one in each),
              "clock": max(one.clock for one in each),
              "predicted_clock": max(seconds(
-                 getattr(one, work), alone, coefficients.of(one.of, one.model)) for one in each),
+                 getattr(one, work), ALONE, coefficients.of(one.of, one.model)) for one in each),
              "bytes": sum(one.bytes for one in each),
              "predicted_bytes": sum(sum(getattr(one, work).sent.values()) for one in each)}
             for key, each in steps.items()]

@@ -14,6 +14,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.backends.meta import Meta, MetaShared
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import (
+    WAIT,
     Cluster,
     Coefficients,
     distdgl_load,
@@ -117,13 +118,25 @@ def test_a_plan_that_cannot_be_predicted_is_refused():
         estimate(make_plan(MAG, "paper", 2, 3), Workload(), cluster())
 
 
-def test_network_time_is_bytes_and_rounds():
+def test_network_time_is_bytes_rounds_and_waits():
     load = distdgl_load(make_plan(MAG, "paper", 2, 2), Workload(), cluster(), 1024, 0.5)
-    fast = network_seconds(load, cluster(link_gbit=2.0, latency_us=0))
+    fast = network_seconds(load, cluster(link_gbit=2.0, latency_us=0), 0)
     assert fast == pytest.approx(sum(load.sent.values()) * 4e-9)
-    slow = network_seconds(load, cluster(link_gbit=2.0, latency_us=1000))
+    slow = network_seconds(load, cluster(link_gbit=2.0, latency_us=1000), 0)
     assert slow - fast == pytest.approx(load.rounds * 1e-3)
-    assert network_seconds(replace(load, sent={}, rounds=0), cluster()) == 0
+    waiting, each = replace(load, sent={}, rounds=0), Coefficients.load().of("DistDGL", "rgcn")
+    assert network_seconds(waiting, cluster(), 2e-3) == load.work["exchange"] * 2e-3 > 0
+    assert (seconds(waiting, cluster(), each | {WAIT: 2e-3}) - seconds(
+        waiting, cluster(), each | {WAIT: 0.0})) == pytest.approx(load.work["exchange"] * 2e-3)
+
+
+def test_types_with_learnable_rows_are_counted_where_a_step_reads_some():
+    plan = make_plan(MAG, "paper", 2, 2)  # of which papers alone have features
+    assert distdgl_load(plan, Workload(), cluster(), 1024, 0.5).work["table"] == 3
+    assert [load.work["table"] for load in raf_loads(
+        plan, Workload(), cluster(), 1024, "exact")] == [
+            len({t for t in partition.node_types if t != "paper"})
+            for partition in plan.for_scripts().partitions]
 
 
 # Files and the command
