@@ -144,7 +144,7 @@ def worker_main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
                 else:
                     events.tell({"event": "error", "message": said})
                     print("error:", said, file=sys.stderr)
-            flush_files()
+            flush_files("warning")  # the error that is told is the one before
         finally:
             # Not sys.exit: a process group that has lost a member may wait in its destructors.
             os._exit(error.exit_status if isinstance(error, HetaError) else 1)

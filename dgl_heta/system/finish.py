@@ -30,9 +30,10 @@ def finish() -> bool:
     return flush_files()
 
 
-def flush_files() -> bool:
+def flush_files(grade: str = "error") -> bool:
     """Write out what is in buffers: of standard output and errors, and of files that a script has
-    open. Pipes and sockets of its own are left: who reads them may have stopped.
+    open. Pipes and sockets of its own are left: who reads them may have stopped. What cannot be
+    written is told as an error, or of another grade.
 
     Returns whether all of standard output was written.
     """
@@ -51,7 +52,7 @@ def flush_files() -> bool:
             with contextlib.suppress(OSError, ValueError):  # nobody can be told
                 # What a model has put in the place of standard output may have no name.
                 name = getattr(file, "name", "standard output")
-                print(f"error: cannot write {name}: {error.strerror or error}", file=sys.stderr)
+                print(f"{grade}: cannot write {name}: {error.strerror or error}", file=sys.stderr)
     return not any(file is sys.stdout for file in _unwritten)
 
 

@@ -120,7 +120,7 @@ def test_a_partition_that_is_damaged_on_one_machine_is_named_by_all(graph: Path,
         start(rank, 2, tmp_path / "meeting", command(given, out))
         for rank, given in enumerate((whole, damaged))])
     assert "worker 1 failed: plan " in of_first
-    assert "damaged/plan.json is damaged" in of_other
+    assert "damaged/plan.json is not JSON" in of_other
     assert (first, other) == (1, 2)
 
 
