@@ -91,7 +91,7 @@ def test_summands_that_autograd_gives_one_gradient_have_averages_of_their_own() 
         pair = nn.ParameterList(nn.Parameter(torch.zeros(2)) for _ in range(2))
         sync = GradientSync(pair, WrapContext(comm, comm, lambda: 1, in_place=True))
         total = pair[0].view(-1) + pair[1].view(-1) if comm.rank == 0 else pair[0] * 10
-        total.sum().backward()
+        (total * torch.ones(2)).sum().backward()  # whose gradient is one of its own, not expanded
         sync.after_backward()
         return [parameter.grad for parameter in pair]
 
