@@ -22,6 +22,7 @@ from dgl_heta.system.checksums import check_file, file_sum, read_signed
 from dgl_heta.training.preemption import Position
 from dgl_heta.training.recorded import best_epoch
 
+BRING_BACK = "bring its checkpoints back, or train in a new run directory"
 _NOTED = {"best": dict, "files": dict, "rows": list, "settings": dict, "workers": int}
 
 
@@ -113,6 +114,23 @@ def has_more_than_begun(run_dir: Path) -> bool:
     lines = [line.content for line in read_log(run_dir / "metrics.jsonl") if line.content]
     return ((run_dir / "summary.json").exists() or any(at.epoch > 1 for at in positions(run_dir))
             or sum(line.get("event") == "epoch" for line in lines) > 1)
+
+
+def gone(run_dir: Path) -> str:
+    """What is said of a run that has had a checkpoint and has none."""
+    return f"{run_dir} holds a run, but no checkpoint of it that is whole on all workers"
+
+
+def check_there(run_dir: Path) -> None:
+    """Refuse to go on with a run that has had a checkpoint and has nothing of one.
+
+    Raises
+    ------
+    InputError
+        It is such a run.
+    """
+    if not positions(run_dir) and has_more_than_begun(run_dir):
+        raise InputError(f"{gone(run_dir)}; {BRING_BACK}")
 
 
 def recovery(run_dir: Path) -> str:

@@ -21,7 +21,7 @@ from dgl_heta.system.atomic_files import plainly, write_atomic
 from dgl_heta.system.checksums import write_signed
 from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_checkpoint
-from dgl_heta.training.checkpoint_files import has_more_than_begun, recovery
+from dgl_heta.training.checkpoint_files import BRING_BACK, gone, has_more_than_begun, recovery
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import (
     NOTHING,
@@ -281,10 +281,9 @@ def _check_lost(engine: Engine, run_dir: Path, anew: bool, report: Report) -> No
     it may begin `anew`."""
     if not any(engine.world.all_gather_json(has_more_than_begun(run_dir), "control")):
         return
-    text = f"{run_dir} holds a run, but no checkpoint of it that is whole on all workers"
     if not anew:
-        raise InputError(f"{text}; bring its checkpoints back, or train in a new run directory")
-    report({"event": "note", "text": f"{text}: training begins again"})
+        raise InputError(f"{gone(run_dir)}; {BRING_BACK}")
+    report({"event": "note", "text": f"{gone(run_dir)}: training begins again"})
 
 
 def _diverged(run_dir: Path, what: str) -> InputError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
     with pytest.raises(InputError, match="holds runs of several seeds"):
         job.check(out)
     assert job.check(out, resume=True, seeds=True) == []
+    shutil.copytree(out, tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone/seed-5/checkpoints")
+    for go_on in (lambda gone: job.check(gone, resume=True, seeds=True),
+                  lambda gone: train_seeds(job, [3, 5], gone, resume=True)):
+        with pytest.raises(InputError, match="seed-5 holds a run, but no checkpoint"):
+            go_on(tmp_path / "gone")
     first = (out / "seed-3" / "summary.json").read_bytes()
     command = ("train", tmp_path / "store", "--seeds", "3,5", "--run-dir", out,
                *(word for setting in SETTINGS for word in ("--set", setting)))

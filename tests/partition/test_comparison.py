@@ -117,6 +117,16 @@ def test_a_method_without_figures_has_none_in_json(store: Path, monkeypatch) -> 
     assert {k for k, v in metis.items() if v is not None} == {"name", "missing"}
 
 
+@pytest.mark.needs("dgl")
+def test_parts_that_metis_leaves_empty_are_told(store: Path, monkeypatch) -> None:
+    monkeypatch.setattr(dgl_methods, "metis_parts", lambda store, parts: {
+        t: np.zeros(n, np.int64) for t, n in store.schema.node_counts.items()})
+    work, request = Workload(batch_size=12, fanouts=(3, 3)), PartitionRequest(2, ("paper",), 2)
+    assert {method.name: method.missing for method in compare(
+        Store(store), request, work, 1).methods if method.missing} == {
+            "DistDGL METIS": "METIS leaves a part without nodes"}
+
+
 @pytest.mark.needs("metis")
 @pytest.mark.parametrize("types", ["several", "one"])
 def test_metis_is_given_what_partition_graph_gives_it(tmp_path, monkeypatch, types) -> None:

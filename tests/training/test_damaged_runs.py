@@ -87,8 +87,9 @@ def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(place: Path, tmp_pa
     shutil.rmtree(run / "checkpoints")
     kept = {name: (run / name).read_bytes()
             for name in ("metrics.jsonl", "summary.json", "model.safetensors")}
-    said = train(place / "store", run, 3, "--resume", status=2)
-    assert "no checkpoint of it that is whole on all workers; bring" in " ".join(said.split())
+    for dry_run in (["--dry-run"], []):
+        said = train(place / "store", run, 3, "--resume", *dry_run, status=2)
+        assert "no checkpoint of it that is whole on all workers; bring" in " ".join(said.split())
     assert kept == {name: (run / name).read_bytes() for name in kept}
     assert not (run / "checkpoints").exists()
     (run / "summary.json").unlink()

@@ -16,6 +16,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.metrics import KINDS, ClassTally, LabelTally, RankTally, ValueTally
+from dgl_heta.training.optimizers import Schedule
 from dgl_heta.training.per_class import class_names, per_class
 from dgl_heta.training.tasks import make_task
 from tests.support.graphs import academic, with_tasks
@@ -150,16 +151,21 @@ def test_names_that_fit_nothing_are_refused(
 
 
 def test_an_error_that_is_followed_is_best_where_it_is_smallest(
-        store: Path, tmp_path: Path) -> None:
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a schedule by plateaus is given the error itself."""
+    given, step = [], Schedule.step
+    monkeypatch.setattr(Schedule, "step", lambda self, value: (given.append(value),
+                                                               step(self, value)))
     base: dict[str, Any] = {
         "model": {"hidden": 8}, "run": {"timeout_s": PATIENCE},
         "task": {"kind": "regression", "label": "citations"},
         "train": {"batch_size": 12, "fanouts": [2, 2], "threads": 1, "epochs": 5, "lr": 0.3,
-                  "monitor": "mae", "metrics": "rmse"}}
+                  "monitor": "mae", "metrics": "rmse", "schedule": "ReduceLROnPlateau"}}
     summary = trained(store, tmp_path / "run", 1, base)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     errors = [line["metrics"]["mae"] for line in lines if line["event"] == "epoch"]
     assert len(set(errors)) == 5
+    assert given[-5:] == pytest.approx(errors)  # after those of check()
     assert summary["best_epoch"] == 1 + int(np.argmin(errors))
     assert summary["metrics"]["val"]["mae"] == pytest.approx(min(errors))
     assert set(summary["metrics"]["test"]) == {"rmse", "mae"}

@@ -41,7 +41,11 @@ from dgl_heta.store import Store, write_store
 from dgl_heta.store.store_files import PROFILES_DIR
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.memory import capacity_bytes
-from dgl_heta.training.checkpoint_files import check_checkpoints, saved_position
+from dgl_heta.training.checkpoint_files import (
+    check_checkpoints,
+    check_there,
+    saved_position,
+)
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
@@ -193,8 +197,10 @@ class TrainingJob:
             else:
                 notes = self._verified(self.checked_store(directory, resume, shared))
         if resume:
-            for run in directory.glob("seed-*") if seeds else (directory,):
+            runs = [*directory.glob("seed-*")] if seeds else [directory]
+            for run in (one for one in runs if not (seeds and (one / "summary.json").exists())):
                 check_checkpoints(run)
+                check_there(run)
         return notes
 
     def goes_on(self, run_dir: Path | None, again: bool) -> bool:
