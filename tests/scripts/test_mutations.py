@@ -31,7 +31,7 @@ def test_the_text_of_every_mutation_is_there_once() -> None:
     assert int(found[1]) >= 100
     done = mutate("nowhere", "--dry-run")
     assert (done.returncode, done.stderr) == (
-        2, "error: there are no mutations 'nowhere', but device, numbers, unsaid\n")
+        2, "error: there are no mutations 'nowhere', but device, mended, numbers, unsaid\n")
 
 
 @pytest.fixture
