@@ -51,7 +51,7 @@ def train(
     from dgl_heta.cli.events import drawn_events
     from dgl_heta.cli.requests import reading, say_of_graph
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
+    from dgl_heta.launch.jobs.seed_runs import check_seeds, seeds_of, train_seeds
     from dgl_heta.launch.jobs.training import TrainingJob
     from dgl_heta.launch.scheduler import adopt
 
@@ -64,7 +64,8 @@ def train(
         from dgl_heta.cli.plan_command import show
         from dgl_heta.planning.workload import Workload
 
-        notes = job.check(run_dir, resume=resume, seeds=several is not None)
+        notes = (job.check(run_dir, resume=resume) if several is None else
+                 check_seeds(job, several, run_dir, resume=resume))
         say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
         for text in notes:
             note(text)

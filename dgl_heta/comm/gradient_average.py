@@ -57,7 +57,7 @@ class GradientAverage:
             return
         _check_dense(params)
         if self._in_place:
-            _part(params)
+            _separate(params)
         # A script may freeze or add parameters between steps. What was learned of owners is then
         # about others, and every worker forgets it alike.
         if len(self.owners) != len(params):
@@ -137,7 +137,7 @@ def _check_dense(params: Sequence[nn.Parameter]) -> None:
                 "use sparse=False")
 
 
-def _part(params: Sequence[nn.Parameter]) -> None:
+def _separate(params: Sequence[nn.Parameter]) -> None:
     """Let each parameter have a gradient of its own: autograd gives both summands of a sum the same
     tensor, and two averages cannot be written into it."""
     storages = set[int]()

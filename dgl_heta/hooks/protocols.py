@@ -208,7 +208,7 @@ class ModelProvider(Provider, Protocol):
     precomputed: str | None = None
     """The name of the :class:`ModelInputs` that it reads; None for a model over sampled blocks."""
     reads: Collection[str] | None = None
-    """Settings of `model` beside `layers` and `hidden` that it reads: others warn. None: none."""
+    """Settings of `model` that it reads beside `layers`, `hidden`; others warn. None: unknown."""
 
     @abstractmethod
     def build(self, spec: ModelSpec) -> nn.Module:

@@ -365,10 +365,10 @@ class Plan:
         try:
             for entry in data.get("ownership", ()) if directory else ():
                 entry["file"] = str(directory / entry["file"])
-            given = read_assignment(data, schema, origin)
-            plan = cls(schema, *given).with_owners({
-                schema.find_relation(names).src: int(owner)
-                for names, owner in data.get("delegates", ())}) if given else None
+            plan = read_assignment(data, schema, origin, cls)
+            if plan is not None:
+                plan = plan.with_owners({schema.find_relation(names).src: int(owner)
+                                         for names, owner in data.get("delegates", ())})
             same = plan is not None and plan.to_json() == data
         except KeyError as error:
             raise InputError(f"plan {origin} is damaged: it lacks the field {error}") from None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.metatree import Metapath, SubMetatree, parse_metapaths, sub_metatrees
+from dgl_heta.planning.metatree import parse_metapaths, sub_metatrees
 from dgl_heta.planning.ownership import Ownership, check_counts
 from dgl_heta.planning.partition_shares import (
-    Partition,
     Piece,
     Share,
     check_pieces,
@@ -18,22 +18,13 @@ from dgl_heta.planning.partition_shares import (
     used_relations,
 )
 
-
-class Assignment(NamedTuple):
-    """The fields of a plan after its schema, relations that are offloaded apart."""
-
-    targets: tuple[str, ...]
-    hops: int
-    method: str
-    metapaths: tuple[Metapath, ...]
-    sub_metatrees: tuple[SubMetatree, ...]
-    partitions: tuple[Partition, ...]
-    replication: str
-    ownership: dict[Relation, Ownership]
+Made = TypeVar("Made")
 
 
-def read_assignment(data: dict[str, Any], schema: Schema, origin: str) -> Assignment | None:
-    """The assignment alone, with the partitions that follow from it; None if none do."""
+def read_assignment(data: dict[str, Any], schema: Schema, origin: str, make: Callable[..., Made]
+                    ) -> Made | None:
+    """The plan that `make`, its class, makes of the assignment, with the partitions that follow
+    from it and without relations that are offloaded; None if none do."""
     targets = tuple(data["target"] if isinstance(data["target"], list) else [data["target"]])
     paths = parse_metapaths(data["metapaths"], schema, origin) if data["metapaths"] else []
     hops, replication = data["hops"], data["replication"]
@@ -62,8 +53,8 @@ def read_assignment(data: dict[str, Any], schema: Schema, origin: str) -> Assign
         if not is_whole(assigned, len(trees)):
             return None
         partitions = partitions_of_shares(schema, targets, hops, trees, assigned)
-    return Assignment(targets, hops, data["method"], tuple(paths), trees, partitions, replication,
-                      ownership)
+    return make(schema, targets, hops, data["method"], tuple(paths), trees, partitions,
+                replication, ownership)
 
 
 def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:

@@ -121,18 +121,6 @@ def gone(run_dir: Path) -> str:
     return f"{run_dir} holds a run, but no checkpoint of it that is whole on all workers"
 
 
-def check_there(run_dir: Path) -> None:
-    """Refuse to go on with a run that has had a checkpoint and has nothing of one.
-
-    Raises
-    ------
-    InputError
-        It is such a run.
-    """
-    if not positions(run_dir) and has_more_than_begun(run_dir):
-        raise InputError(f"{gone(run_dir)}; {BRING_BACK}")
-
-
 def recovery(run_dir: Path) -> str:
     """A sentence: which checkpoint of a run that did not end is good, and how its model is had."""
     epoch = saved_position(run_dir).epoch
@@ -163,6 +151,19 @@ def check_checkpoints(run_dir: Path) -> None:
     for at in positions(run_dir):
         for rank in ranks_of(run_dir, at):
             check_shard(run_dir, at, rank, read_note(run_dir, at, rank)["files"], shard_files(rank))
+
+
+def check_saved(run_dir: Path) -> None:
+    """Check that a run can go on, by what is there of its checkpoints.
+
+    Raises
+    ------
+    InputError
+        One is damaged, or it has had one and has nothing of any.
+    """
+    check_checkpoints(run_dir)
+    if not positions(run_dir) and has_more_than_begun(run_dir):
+        raise InputError(f"{gone(run_dir)}; {BRING_BACK}")
 
 
 def _remedy(run_dir: Path, at: Position, rank: int) -> str:

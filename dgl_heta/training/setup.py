@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from dgl_heta.hooks.protocols import (
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
-from dgl_heta.partition.arguments import warn_once
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.seed_blocks import SeedBlocks
 from dgl_heta.settings import Settings
@@ -37,6 +37,7 @@ from dgl_heta.training.worker_partition import (
     rows_of,
 )
 
+log = logging.getLogger("dgl_heta")
 PRECOMPUTED = "averages"
 """The directory in a run's for what its model computes before training."""
 
@@ -61,7 +62,7 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
         that the settings or the plan do not fit.
     """
     train = settings.train
-    task, spec, provider = check(store, plan, settings, plugins)
+    task, spec, provider = check(store, plan, settings, plugins, quiet=True)  # its job has said it
     wrapper: ModuleWrapper = plugins.get("module wrapper", train.wrapper)
     plan = with_trainers(wrapper.plan(plan), train.trainers)
     workers = join(store, plan, settings, plugins)
@@ -85,12 +86,12 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     return Engine(part, task, spec, _samplers(part, task, attends(model)), model, wrapper)
 
 
-def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
+def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins, quiet: bool = False
           ) -> tuple[TrainingTask, ModelSpec, ModelProvider]:
     """Everything about a run that can be wrong before a worker starts.
 
-    Returns the task, what the model is built from, and its provider. Under a scheduler a process
-    checks twice: for its job, and for its engine.
+    Returns the task, what the model is built from, and its provider. What is only to be known is
+    said in warnings, unless it is to be `quiet`.
     """
     train, model = settings.train, settings.model
     optimizers.check(train)
@@ -105,7 +106,7 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"the plan has {several(plan.hops, 'hop')}, but model.layers is "
                          f"{model.layers}; they must be equal")
     provider = task.provider(find_model(plugins, model.name))
-    _say_unread(provider, settings)
+    notes = [*_unread(provider, settings), *task.notes]
     precomputed = _precomputed(provider, plugins)
     if precomputed is not None and task.held_out is not None:
         raise InputError(f"model '{model.name}' computes its inputs from all edges beforehand, so "
@@ -117,36 +118,36 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"model '{model.name}' computes its inputs along whole metapaths, which a "
                          "plan without replication has on no partition; use "
                          "partition.replication = full")
-    for text in task.notes:
-        warn_once(text)
     spec = model_spec(store, settings, task.outputs, plan, precomputed)
     with torch.random.fork_rng(devices=[]):
         built = provider.build(spec)
     norms = [name for name, m in built.named_modules()
              if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     if norms and plan.num_parts * train.trainers > 1:
-        warn_once(f"model '{model.name}' has {type(built.get_submodule(norms[0])).__name__} "
-                  f"'{norms[0]}', whose statistics are over the rows of one worker, not of the "
-                  "batch: it does not compute what one worker does; LayerNorm does")
+        notes.append(f"model '{model.name}' has {type(built.get_submodule(norms[0])).__name__} "
+                     f"'{norms[0]}', whose statistics are over the rows of one worker, not of the "
+                     "batch: it does not compute what one worker does; LayerNorm does")
     if plan.offloaded and precomputed is not None:
         raise InputError(f"the plan delegates relations, which model '{model.name}' does not "
                          "sample; use partition.shared = rows")
     if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
         raise InputError(f"model '{model.name}' reads the destination's state, which "
                          "train.seed_states = false leaves out; set it to true")
+    for text in () if quiet else notes:
+        log.warning("%s", text)
     return task, spec, provider
 
 
-def _say_unread(provider: ModelProvider, settings: Settings) -> None:
-    """Warn of settings of the model that it does not read, where it says what it reads."""
+def _unread(provider: ModelProvider, settings: Settings) -> Iterator[str]:
+    """A sentence for each setting of the model that it does not read, where it says what it reads.
+    """
     reads = getattr(provider, "reads", None)
     if reads is None:
         return
     for name, value in settings.asked("model").items():
         if (name not in ("name", "layers", "hidden", *reads)
                 and value != type(settings.model).model_fields[name].default):
-            warn_once(f"model.{name} = {value} has no effect: model '{provider.name}' does not "
-                      "read it")
+            yield f"model.{name} = {value} has no effect: model '{provider.name}' does not read it"
 
 
 def _reader(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,

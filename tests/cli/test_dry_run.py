@@ -12,10 +12,12 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.jobs.training import TrainingJob
-from dgl_heta.partition.arguments import forget_warnings
+from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import load_settings
+from dgl_heta.store import Store
 from dgl_heta.system.checksums import write_signed
+from dgl_heta.training.setup import build_engine
 from tests.support.command_line import edge_files, refused, tree
 from tests.support.signing import edit_json
 
@@ -132,9 +134,15 @@ def test_settings_that_the_model_does_not_read_are_named(
         store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nor do they change what is predicted, and so who aggregates what."""
     asked = "model.name=hgt", "model.heads=2", "model.reduce=max", "model.aggregate=mean"
-    forget_warnings()
-    for _ in range(2):  # as a process under a scheduler does: for its job, and for its engine
-        check(store, tmp_path / "run", *asked)
-    assert [record.message for record in caplog.records if "has no effect" in record.message] == [
-        "model.reduce = max has no effect: model 'hgt' does not read it"]  # mean is the default
+    job = TrainingJob.prepare(str(store), None, [*SETTINGS, *asked], plugins())
+    for _ in range(2):  # a second training says it again
+        caplog.clear()
+        job.check(tmp_path / "run")
+        assert [r.message for r in caplog.records if "has no effect" in r.message] == [
+            "model.reduce = max has no effect: model 'hgt' does not read it"]  # mean is the default
+    # Under a scheduler the same process then checks for its engine, too.
+    caplog.clear()
+    build_engine(Store(store), make_plan(Store(store).schema, "paper", 2, 1), job.settings,
+                 job.registry)
+    assert "has no effect" not in caplog.text
     assert Workload.of(load_settings(None, asked)).reduce == "sum"

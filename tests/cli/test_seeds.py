@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
+from dgl_heta.launch.jobs.seed_runs import check_seeds, seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob
 from dgl_heta.report.seed_table import seeds_table, spread
 from dgl_heta.store import write_store
@@ -75,17 +75,17 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
         job.run(out, resume=True)
     with pytest.raises(InputError, match="holds runs of several seeds"):
         job.check(out)
-    assert job.check(out, resume=True, seeds=True) == []
     shutil.copytree(out, tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone/seed-5/checkpoints")
-    for go_on in (lambda gone: job.check(gone, resume=True, seeds=True),
-                  lambda gone: train_seeds(job, [3, 5], gone, resume=True)):
+    for go_on in (check_seeds, train_seeds):
         with pytest.raises(InputError, match="seed-5 holds a run, but no checkpoint"):
-            go_on(tmp_path / "gone")
+            go_on(job, [3, 5], tmp_path / "gone", resume=True)
     first = (out / "seed-3" / "summary.json").read_bytes()
     command = ("train", tmp_path / "store", "--seeds", "3,5", "--run-dir", out,
                *(word for setting in SETTINGS for word in ("--set", setting)))
-    refused(heta(*command), "seed-3 holds a run already; go on with --resume")
+    for dry_run in (["--dry-run"], []):
+        refused(heta(*command, *dry_run), "seed-3 holds a run already; go on with --resume")
+    assert heta(*command, "--resume", "--dry-run").status == 0
     result = heta(*command, "--resume", "--json").json
     assert (out / "seed-3" / "summary.json").read_bytes() == first
     assert [run["epochs"] for run in result["runs"]] == [40, 40]

@@ -62,7 +62,7 @@ from dgl_heta.system.nested import items_of, of_type
 BATCHES = 8
 """Batches of a pass in which neither an optimizer steps nor anything is evaluated."""
 PASSES, PASSES_WITHOUT_STEP = 4, 8
-"""Passes over data loaders after the first step, in which nothing is evaluated; before it."""
+"""Passes over data loaders in which nothing is evaluated: after the first step, and before it."""
 
 
 class _Recording:

@@ -15,6 +15,7 @@ from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob,
 from dgl_heta.launch.local import JOB
 from dgl_heta.launch.scheduler import is_worker
 from dgl_heta.system.checksums import read_signed
+from dgl_heta.training.checkpoint_files import check_saved
 
 _MOST = 1000
 Report = Callable[[dict[str, Any]], None]
@@ -78,27 +79,10 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
     TrainingInterruptedError
         Ctrl-C or SIGTERM; the message says which seeds are finished and what is saved of this one.
     """
-    if is_worker():
-        raise InputError("--seeds starts one training after another; under a scheduler start one "
-                         "for each seed, with --set train.seed=N")
     going = job.goes_on(run_dir, again)
-    given = run_dir or job.settings.run.directory
-    directory = run_directory(Path(given) if given else None, job.opened.name, resume=resume,
-                              shared=False, again=going, seeds=True)
+    directory = _directory(job, seeds, run_dir, resume, going)
     asked, resume = resume, resume or going
-    places = {seed: directory / f"seed-{seed}" for seed in seeds}
-    if holds_run(directory):
-        raise InputError(f"{directory} holds a run of one seed; choose another directory for "
-                         "--seeds")
-    if not resume:
-        for seed_dir in places.values():
-            if holds_run(seed_dir):
-                raise InputError(f"{seed_dir} holds a run already; go on with --resume, or choose "
-                                 "another directory")
-        # Runs there are read with the store that they were trained on.
-        if job.opened.store is None and holds_seeds(directory):
-            raise InputError(f"{directory} holds runs of other seeds with a copy of the graph; "
-                             "add seeds with --resume, or choose another directory")
+    places = _places(directory, seeds)
     results: dict[int, TrainingResult] = {}
     with claimed(directory, shared=False):
         seed = seeds[0]
@@ -119,6 +103,46 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
             raise TrainingInterruptedError.of(
                 ended, _saved(job, directory, len(results), seeds, seed)) from None
     return SeedsResult(directory, results)
+
+
+def check_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = None, *,
+                resume: bool = False) -> list[str]:
+    """Check all that :func:`train_seeds` does before the first step; nothing is kept. Returns and
+    raises as :meth:`TrainingJob.check`."""
+    directory = _directory(job, seeds, run_dir, resume, make=False)
+    notes = job.check(directory, resume=resume, seeds=True)
+    for seed_dir in _places(directory, seeds).values() if resume else ():
+        if not (seed_dir / "summary.json").exists():  # else it has ended
+            check_saved(seed_dir)
+    return notes
+
+
+def _directory(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None, resume: bool,
+               going: bool = False, make: bool = True) -> Path:
+    """The directory of all, in which these seeds may be trained."""
+    if is_worker():
+        raise InputError("--seeds starts one training after another; under a scheduler start one "
+                         "for each seed, with --set train.seed=N")
+    given = run_dir or job.settings.run.directory
+    directory = run_directory(Path(given) if given else None, job.opened.name, resume=resume,
+                              shared=False, again=going, seeds=True, make=make)
+    if holds_run(directory):
+        raise InputError(f"{directory} holds a run of one seed; choose another directory for "
+                         "--seeds")
+    if not (resume or going):
+        for seed_dir in _places(directory, seeds).values():
+            if holds_run(seed_dir):
+                raise InputError(f"{seed_dir} holds a run already; go on with --resume, or choose "
+                                 "another directory")
+        # Runs there are read with the store that they were trained on.
+        if job.opened.store is None and holds_seeds(directory):
+            raise InputError(f"{directory} holds runs of other seeds with a copy of the graph; "
+                             "add seeds with --resume, or choose another directory")
+    return directory
+
+
+def _places(directory: Path, seeds: Sequence[int]) -> dict[int, Path]:
+    return {seed: directory / f"seed-{seed}" for seed in seeds}
 
 
 def _with_seed(job: TrainingJob, seed: int) -> TrainingJob:

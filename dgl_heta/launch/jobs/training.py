@@ -41,11 +41,7 @@ from dgl_heta.store import Store, write_store
 from dgl_heta.store.store_files import PROFILES_DIR
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.memory import capacity_bytes
-from dgl_heta.training.checkpoint_files import (
-    check_checkpoints,
-    check_there,
-    saved_position,
-)
+from dgl_heta.training.checkpoint_files import check_saved, saved_position
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
@@ -173,8 +169,8 @@ class TrainingJob:
               ) -> list[str]:
         """Check all that :meth:`run` does before the first step; nothing is kept.
 
-        Returns a sentence for each type with features that are not finite. With `seeds` it is about
-        runs with several seeds, as :func:`~dgl_heta.launch.jobs.seed_runs.train_seeds` makes them.
+        Returns a sentence for each type with features that are not finite. `seeds`: the directory
+        is of runs with several seeds (:func:`~dgl_heta.launch.jobs.seed_runs.check_seeds`).
 
         A graph that is no store yet is read as a whole, into a store beside the run directory that
         is removed again.
@@ -196,11 +192,8 @@ class TrainingJob:
                 notes = self._verified(self.checked_store(scratch, False, shared))
             else:
                 notes = self._verified(self.checked_store(directory, resume, shared))
-        if resume:
-            runs = [*directory.glob("seed-*")] if seeds else [directory]
-            for run in (one for one in runs if not (seeds and (one / "summary.json").exists())):
-                check_checkpoints(run)
-                check_there(run)
+        if resume and not seeds:
+            check_saved(directory)
         return notes
 
     def goes_on(self, run_dir: Path | None, again: bool) -> bool:
